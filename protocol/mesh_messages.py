@@ -18,7 +18,7 @@ used again, so a recreated bridge takes no receipt of its predecessor (H1–H3).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, TypeVar
+from typing import Annotated, ClassVar
 
 import msgspec
 
@@ -48,8 +48,6 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     kind: Name
     body: msgspec.Raw
 
-
-S = TypeVar("S", bound=MeshMessage)
 
 _pack = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Envelope)
@@ -140,7 +138,7 @@ class BridgeReceipt(MeshMessage, frozen=True):
 Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, headers
 
 
-class HandOver(MeshMessage, frozen=True, array_like=True):
+class HandOver(MeshMessage, frozen=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
     stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
@@ -160,7 +158,7 @@ class HandOver(MeshMessage, frozen=True, array_like=True):
     follows: Count = 0
 
 
-class Answer(MeshMessage, frozen=True, array_like=True):
+class Answer(MeshMessage, frozen=True):
     """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
     their queue's rules. why: the queue refuses the others; empty if it refuses none. For messages
     of a stand-in the others are all of the attempt that are not stored; granted ones are named in
@@ -178,7 +176,7 @@ class Answer(MeshMessage, frozen=True, array_like=True):
     refused: list[int] = []
 
 
-class Room(MeshMessage, frozen=True, array_like=True):
+class Room(MeshMessage, frozen=True):
     """By filter, how many messages of a queue the sender's consumers can take now, including
     messages in transit to it; None if no consumer has this filter any more. Missing filters have
     not changed. born: as in `HandOver`."""
@@ -209,7 +207,7 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     is_gone: bool = False
 
 
-class Entries(MeshMessage, frozen=True, array_like=True):
+class Entries(MeshMessage, frozen=True):
     """Changes of the directory, from its keeper to all others. edition: grows with each change;
     brokers, groups: the home's, since a definition may name them; topic: a changed topic
     subscription; after: set in a part of the whole directory, which is complete behind this queue,
@@ -226,7 +224,7 @@ class Entries(MeshMessage, frozen=True, array_like=True):
     is_last: bool = False
 
 
-class Heard(MeshMessage, frozen=True, array_like=True):
+class Heard(MeshMessage, frozen=True):
     """The sender knows the directory up to this edition. refused: the editions of the definitions
     that it refuses, and why; in records of earlier versions only why, empty if it refuses none;
     waited: the messages of a bridge that it deleted; missed: the number of the last record that was
@@ -241,7 +239,7 @@ class Heard(MeshMessage, frozen=True, array_like=True):
     again: bool = False
 
 
-class Forward(MeshMessage, frozen=True, array_like=True):
+class Forward(MeshMessage, frozen=True):
     """A client's command for the broker that answers it: the keeper, or a queue's host. client,
     admin: the client that signed it."""
 
@@ -253,7 +251,7 @@ class Forward(MeshMessage, frozen=True, array_like=True):
     admin: bool = False
 
 
-class Come(MeshMessage, frozen=True, array_like=True):
+class Come(MeshMessage, frozen=True):
     """The sender is ready for a queue that is to move to it. move: the move's number; room: the
     bytes that it can store."""
 
@@ -265,7 +263,7 @@ class Come(MeshMessage, frozen=True, array_like=True):
     room: Count
 
 
-class Carry(MeshMessage, frozen=True, array_like=True):
+class Carry(MeshMessage, frozen=True):
     """Messages of a moving queue, with all they have; they stay at the sender until they are
     answered. whole: in the last record, behind all messages: the queue's packed facts."""
 
@@ -279,7 +277,7 @@ class Carry(MeshMessage, frozen=True, array_like=True):
     whole: bytes = b""
 
 
-class HasMoved(MeshMessage, frozen=True, array_like=True):
+class HasMoved(MeshMessage, frozen=True):
     """To the keeper: a queue is at the sender now. error: why it did not move."""
 
     kind: ClassVar[str] = "has_moved"
@@ -290,20 +288,5 @@ class HasMoved(MeshMessage, frozen=True, array_like=True):
     error: str = ""
 
 
-WORDS: dict[str, type[MeshMessage]] = {
-    word.kind: word
-    for word in (
-        HandOver,
-        Answer,
-        Room,
-        Entries,
-        Heard,
-        Forward,
-        Come,
-        Carry,
-        HasMoved,
-        BridgeSend,
-        BridgeReceipt,
-    )
-}
+WORDS = {word.kind: word for word in MeshMessage.__subclasses__()}
 _decoders = {kind: msgspec.msgpack.Decoder(word) for kind, word in WORDS.items()}

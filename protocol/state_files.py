@@ -64,12 +64,11 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
     """Write a state into the operator's; returns the loop's snapshot. replaces: it replaces another
     one (M4)."""
     before = state.keys() if replaces else set()
-    with _opened(file) as found:
-        frames = _frames(file, found)
-        snapshot = next(frames)
-        for key, page in _pages(file, frames):
-            state.put(key, page)
-            before.discard(key)
+    found = read_state(file)
+    _, snapshot = next(found)
+    for key, page in found:
+        state.put(key, page)
+        before.discard(key)
     for gone in sorted(before):
         state.delete(gone)
     state.save(snapshot)
@@ -81,25 +80,32 @@ def read_state(file: Path) -> Iterator[tuple[str, bytes]]:
     with _opened(file) as found:
         frames = _frames(file, found)
         yield "", next(frames)
-        yield from _pages(file, frames)
+        for key in frames:
+            if not key:
+                return
+            yield key.decode(), next(frames)
+        raise _cut(file)
 
 
-class _StepOf(msgspec.Struct):
+class Position(msgspec.Struct):
+    """When a state was the broker's, in the loop's snapshot: after this step, at this time."""
+
     step: int = 0
+    now: int = 0
+
+
+position_of = msgspec.msgpack.Decoder(Position).decode
 
 
 def is_newer(file: Path, saved: bytes) -> bool:
     """Whether the state in a file is newer than the one with this snapshot (M4)."""
-    return step_of(file) > _position(saved).step
+    return step_of(file) > position_of(saved).step
 
 
 def step_of(file: Path) -> int:
     """The step after which the state in a file was the broker's."""
-    with _opened(file) as found:
-        return _position(next(_frames(file, found))).step
-
-
-_position = msgspec.msgpack.Decoder(_StepOf).decode
+    _, snapshot = next(read_state(file))
+    return position_of(snapshot).step
 
 
 def _opened(file: Path) -> IO[bytes]:
@@ -117,14 +123,6 @@ def _opened(file: Path) -> IO[bytes]:
 def _frame(out: IO[bytes], content: bytes) -> None:
     out.write(len(content).to_bytes(_LENGTH, "big"))
     out.write(content)
-
-
-def _pages(file: Path, frames: Iterator[bytes]) -> Iterator[tuple[str, bytes]]:
-    for key in frames:
-        if not key:
-            return
-        yield key.decode(), next(frames)
-    raise _cut(file)
 
 
 def _frames(file: Path, found: IO[bytes]) -> Iterator[bytes]:

@@ -21,17 +21,10 @@ SIZES_ALLOWED = "a size such as 64KB, 10MB, 5GB, 64KiB, 10MiB or 5GiB, or a numb
 
 _DURATION_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SIZE_UNITS_BYTES = {
-    "b": 1,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-}
-_SIZE_NAMES = ("TB", "TiB", "GB", "GiB", "MB", "MiB", "KB", "KiB")
+    "TB": 10**12, "TiB": 2**40, "GB": 10**9, "GiB": 2**30, "MB": 10**6, "MiB": 2**20, "KB": 10**3,
+    "KiB": 2**10, "B": 1,
+}  # fmt: skip
+_BYTES_OF = {unit.lower(): size for unit, size in _SIZE_UNITS_BYTES.items()}
 _WRITTEN = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
@@ -74,7 +67,7 @@ def parse_size(value: object) -> int:
     2**60.
     """
     number, unit = _read(value, SIZES_ALLOWED)
-    factor_bytes = _SIZE_UNITS_BYTES.get(unit.lower() or "b")
+    factor_bytes = _BYTES_OF.get(unit.lower() or "b")
     if factor_bytes is None:
         raise UnitError(value, SIZES_ALLOWED)
     exact_bytes = number * factor_bytes
@@ -103,17 +96,13 @@ def _read(value: object, allowed: str) -> tuple[Decimal, str]:
 
 def format_duration(ms: int) -> str:
     """A duration in its largest unit that divides it: `90000` is `90s`, `1500` is `1500ms`."""
-    for unit in ("d", "h", "m", "s"):
-        if ms % _DURATION_UNITS_MS[unit] == 0 and ms >= _DURATION_UNITS_MS[unit]:
-            return f"{ms // _DURATION_UNITS_MS[unit]}{unit}"
-    return f"{ms}ms" if ms else "0s"
+    for unit, unit_ms in reversed(_DURATION_UNITS_MS.items()):
+        if ms and ms % unit_ms == 0:
+            return f"{ms // unit_ms}{unit}"
+    return "0s"
 
 
 def format_size(n: int) -> str:
     """A size in its largest unit that divides it: `10000000` is `10MB`, `65536` is `64KiB`."""
-    exact = [
-        f"{n // _SIZE_UNITS_BYTES[name.lower()]}{name}"
-        for name in _SIZE_NAMES
-        if n and n % _SIZE_UNITS_BYTES[name.lower()] == 0
-    ]
-    return min([*exact, f"{n}B"], key=len)
+    exact = [f"{n // size}{unit}" for unit, size in _SIZE_UNITS_BYTES.items() if n % size == 0]
+    return min(exact, key=len)

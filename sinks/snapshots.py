@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from ..protocol.errors import first_line
 from ..protocol.folders import Folder
-from ..protocol.state_files import read_state, step_of
+from ..protocol.state_files import Position, position_of, read_state, step_of
 from ..protocol.table_format import CRC_MODULUS, REFS, SNAPSHOTS
 from .block_references import BlockReferences
 from .delta_tables import append
@@ -42,16 +41,6 @@ CHAIN_MAX = 100  # snapshots until the next whole one, so that old ones can be d
 NO_BATCH = -1  # no batch of Spark wrote this snapshot
 STATE_BYTES = 64_000_000  # pages in memory at once
 PAGES = "page STRING, value BINARY, crc LONG"
-
-
-class _Position(msgspec.Struct):
-    """The fields of the loop's own snapshot that are read here."""
-
-    step: int = 0
-    now: int = 0
-
-
-_position = msgspec.msgpack.Decoder(_Position).decode
 
 
 @dataclass(slots=True)
@@ -107,7 +96,7 @@ class SnapshotWriter:
         own = self._own(broker, batch)
         if own is None:
             return
-        at = _position(own)
+        at = position_of(own)
         if last is not None and at.step <= last.step:
             return
         if last is None and self._anew and at.step <= self._newest(broker):
@@ -139,7 +128,7 @@ class SnapshotWriter:
         known = last.crcs if last is not None and last.step == before else {}
         state = read_state(file)
         _, own = next(state)
-        at = _position(own)
+        at = position_of(own)
         crcs: dict[str, int] = {}
         for pages in slices(state, STATE_BYTES):
             rows = [(page, v, zlib.crc32(page.encode() + v)) for page, v in pages]
@@ -152,7 +141,7 @@ class SnapshotWriter:
             self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
 
     def _append(
-        self, broker: str, batch: int, at: _Position, own: bytes, pages: DataFrame,
+        self, broker: str, batch: int, at: Position, own: bytes, pages: DataFrame,
         before: _Last | None, known: dict[str, int], since: int,
     ) -> None:  # fmt: skip
         """known: the pages of the snapshot before, if there was one, with their crcs; since: its
@@ -181,7 +170,7 @@ class SnapshotWriter:
         return closing.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
 
     def _append_rows(
-        self, rows: DataFrame, broker: str, batch: int, at: _Position, whole: bool
+        self, rows: DataFrame, broker: str, batch: int, at: Position, whole: bool
     ) -> None:
         append(self._folder, SNAPSHOTS, rows.select(
             f.lit(broker).alias("broker"), f.lit(at.step).cast("long").alias("step"),
@@ -260,7 +249,7 @@ class SnapshotWriter:
                 "state is written", broker, newest.batch, first_line(error),
             )  # fmt: skip
             return None
-        if own is None or _position(own).step != newest.step:
+        if own is None or position_of(own).step != newest.step:
             return None
         chain = mine.where((f.col("step") >= rows[first].step) & (f.col("page") != ""))
         pages = chain.groupBy("page").agg(f.max_by(f.struct("crc"), "step").alias("at"))

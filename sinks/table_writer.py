@@ -27,6 +27,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -97,29 +98,27 @@ class TableWriter:
         self._last = {(broker, vpn): (step, part) for broker, vpn, step, part in last}
 
 
-class HistoryWriter:
+def history_writer(
+    spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
+    snapshots: Callable[[], None] | None,
+) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """The `foreachBatch` function of the history query.
 
     snapshots: called after each batch; it writes the snapshots that are due. The tables are created
     with the first batch, so that the engine's start does not wait for them.
     """
 
-    def __init__(
-        self, spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
-        snapshots: Callable[[], None] | None = None,
-    ) -> None:  # fmt: skip
-        self._given = spark, tables, query, kafka
-        self._snapshots = snapshots
-        self._writer: TableWriter | None = None
+    @cache
+    def writer() -> TableWriter:
+        create_tables(spark, tables, (COMMANDS, STEPS, SNAPSHOTS))
+        return TableWriter(spark, tables, query, kafka, history=True)
 
-    def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        if self._writer is None:
-            spark, tables, *_ = self._given
-            create_tables(spark, tables, (COMMANDS, STEPS, SNAPSHOTS))
-            self._writer = TableWriter(*self._given, history=True)
-        self._writer(batch, batch_id)
-        if self._snapshots is not None:
-            self._snapshots()
+    def write(batch: DataFrame, batch_id: int) -> None:
+        writer()(batch, batch_id)
+        if snapshots is not None:
+            snapshots()
+
+    return write
 
 
 class _FilesTable:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,7 +73,7 @@ def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
 # ---------------------------------------------------------------- a worker
 
 
-def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Iterator[list[Any]]:
+def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Generator[list[Any], None, None]:
     """Read ranges of offsets; yields records in chunks, each partition's in order, as a broker's
     loop gets them: without records that Kafka deleted or a transaction aborted. Waits for the end
     of an open transaction. kafka: how to reach it. Raises NotConnected after 30 s without a record.

@@ -1,9 +1,6 @@
 """Reads the log of steps, and the inputs of logged steps again from their offsets.
 
 The log is read uncommitted, since its transactions are only a fence (`sinks.log_writer`).
-
-One consumer reads each partition up to the last logged step, and then pauses it, so that a large
-backlog behind it is not read into memory.
 """
 
 from __future__ import annotations
@@ -18,10 +15,9 @@ from ..protocol import steplog
 from ..protocol.errors import LakequeueError, NotConnected
 from ..protocol.steplog import Range, StepRecord
 from ..state import Batch
-from .live_reader import CHUNK_RECORDS, consumer_settings
+from .live_reader import consumer_settings
+from .offset_ranges import WAIT_S_MAX, read_ranges
 from .step_batch import PartitionId, to_batch
-
-WAIT_S_MAX = 30.0
 
 
 class Gone(LakequeueError):
@@ -82,25 +78,18 @@ def _record(topic: str, message: Any) -> StepRecord:
 
 
 class ReplayInputs:
-    """The inputs that logged steps took, see `driver.Again`."""
+    """The inputs that logged steps took, see `driver.Again`. They are read as steps take them, so
+    that a long log does not fill the memory."""
 
     def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:
-        first: dict[PartitionId, int] = {}
-        self._last: dict[PartitionId, int] = {}
+        spans: dict[PartitionId, tuple[int, int]] = {}
         for record in records:
             for r in record.ranges:
                 place = r.topic, r.partition
-                first.setdefault(place, r.first)
-                self._last[place] = r.last
-        self._found: dict[PartitionId, deque[Any]] = {place: deque() for place in first}
-        self._consumer: Consumer | None = None
-        if first:
-            settings = consumer_settings(kafka) | {
-                "auto.offset.reset": "error", "enable.partition.eof": False,
-                "fetch.wait.max.ms": 10,
-            }  # fmt: skip
-            self._consumer = Consumer(settings)
-            self._consumer.assign([TopicPartition(*place, at) for place, at in first.items()])
+                first, _ = spans.get(place, (r.first, 0))
+                spans[place] = first, r.last + 1
+        self._found: dict[PartitionId, deque[Any]] = {place: deque() for place in spans}
+        self._chunks = read_ranges(kafka, spans)
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
         """Read the ranges of a step. Raises Gone if no record comes for 30 s."""
@@ -108,46 +97,37 @@ class ReplayInputs:
         for r in ranges:
             place = r.topic, r.partition
             messages = self._found[place]
-            until = time.monotonic() + WAIT_S_MAX
             while not messages or messages[-1].offset() < r.last:
-                if self._read():
-                    until = time.monotonic() + WAIT_S_MAX
-                elif time.monotonic() > until:
-                    raise self._gone(r, "Kafka does not deliver them")
+                if not self._read_chunk(r):
+                    break
             taken, wanted = [], set(r.offsets())
             while messages and messages[0].offset() <= r.last:
                 message = messages.popleft()
                 if message.offset() in wanted:
                     taken.append(message)
             if len(taken) != r.count or taken[0].offset() != r.first:
-                raise self._gone(r, f"Kafka has {len(taken)} of them")
+                raise _gone(r, f"Kafka has {len(taken)} of them")
             found[place] = taken
         return to_batch(found).batch
 
-    def _gone(self, r: Range, why: str) -> Gone:
-        return Gone(
-            f"a logged step took {r.count} records, {r.first} to {r.last}, of partition "
-            f"{r.partition} of topic {r.topic!r}, but {why}: restore the topic's records, or give "
-            "it a longer retention and start with another --home"
-        )
-
-    def _read(self) -> bool:
-        assert self._consumer is not None
-        first = self._consumer.poll(0.2)
-        if first is None:
-            return False
-        for m in (first, *self._consumer.consume(CHUNK_RECORDS, 0)):
-            place = m.topic(), m.partition()
-            if m.error() is not None or place not in self._last:
-                continue
-            ahead = self._last[place] - (m.offset() or 0)
-            if ahead >= 0:
-                self._found[place].append(m)
-            if ahead == 0:
-                self._consumer.pause([TopicPartition(*place)])
-        return True
+    def _read_chunk(self, r: Range) -> bool:
+        """Read on, for this range. Whether there was more."""
+        try:
+            messages = next(self._chunks, [])
+        except NotConnected as error:
+            raise _gone(r, "Kafka does not deliver them") from error
+        for message in messages:
+            self._found[message.topic(), message.partition()].append(message)
+        return bool(messages)
 
     def close(self) -> None:
         """Close the connection to Kafka."""
-        if self._consumer is not None:
-            self._consumer.close()
+        self._chunks.close()
+
+
+def _gone(r: Range, why: str) -> Gone:
+    return Gone(
+        f"a logged step took {r.count} records, {r.first} to {r.last}, of partition "
+        f"{r.partition} of topic {r.topic!r}, but {why}: restore the topic's records, or give "
+        "it a longer retention and start with another --home"
+    )

@@ -128,7 +128,7 @@ def start_history(
     checkpoint of each. peer_topics: topics with records for the brokers. snapshots_s: 0 writes no
     snapshots. states: the files with which brokers begin."""
     from ...sinks.snapshots import SnapshotWriter
-    from ...sinks.table_writer import HistoryWriter
+    from ...sinks.table_writer import history_writer
     from ...sources import kafka_source as source
     from ...sources.live import kafka_client
 
@@ -141,7 +141,7 @@ def start_history(
         spark, bootstrap, source.history_topics(vpns, brokers, peer_topics), HISTORY_RECORDS
     )
     kafka = kafka_client(bootstrap, HISTORY_QUERY)
-    writer = HistoryWriter(spark, tables, HISTORY_QUERY, kafka, snapshots)
+    writer = history_writer(spark, tables, HISTORY_QUERY, kafka, snapshots)
     return _start_every(interval_s, stream, writer, HISTORY_QUERY, checkpoint)
 
 
