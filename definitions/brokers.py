@@ -22,10 +22,8 @@ BROKERS_MAX = 64
 DEFAULT_BROKER = "broker-0"
 _KEYS = {key: (key, read.broker_name) for key in ("name", "group")}
 
-Report = Callable[[str, str, object, str], None]
 
-
-def read_brokers(section: object, report: Report) -> tuple[tuple[str, ...], dict[str, str]]:
+def read_brokers(section: object, report: read.ReportAt) -> tuple[tuple[str, ...], dict[str, str]]:
     """The brokers' names, and the group of each that is in one; one default broker without the
     section. Calls report(where, key, value, allowed) for each problem."""
     if section is None:

@@ -7,14 +7,12 @@ never contains a key, only where to find it: ``{env: NAME}`` or ``{file: PATH}``
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Annotated
 
 import msgspec
 
 from . import definition_values as read
-
-Report = Callable[[str, str, object, str], None]
 
 AUTH = ("required", "none")
 _PLACES = ("env", "file")
@@ -49,7 +47,7 @@ class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
 _KEYS = read.keys_of(ClientEntry)
 
 
-def read_auth(value: object, report: Report) -> bool:
+def read_auth(value: object, report: read.ReportAt) -> bool:
     """The section `auth`."""
     if value is None or value == "none":
         return False
@@ -58,7 +56,7 @@ def read_auth(value: object, report: Report) -> bool:
     return True
 
 
-def read_clients(section: object, report: Report) -> tuple[ClientEntry, ...]:
+def read_clients(section: object, report: read.ReportAt) -> tuple[ClientEntry, ...]:
     """The section `clients`: a list with unique names in each VPN."""
     if section is None:
         return ()
@@ -77,7 +75,7 @@ def read_clients(section: object, report: Report) -> tuple[ClientEntry, ...]:
     return tuple(found.values())
 
 
-def _entry(mapping: object, where: str, report: Report) -> ClientEntry | None:
+def _entry(mapping: object, where: str, report: read.ReportAt) -> ClientEntry | None:
     if not isinstance(mapping, Mapping):
         report(where, "client", "…", f"must be a mapping of keys: {', '.join(_KEYS)}")
         return None

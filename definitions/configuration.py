@@ -11,7 +11,7 @@ its own unless the configuration sets them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -41,7 +41,8 @@ from .definition import (
 
 DEFAULT_VPN = "default"
 
-Report = Callable[[str, str, object, str], None]
+Queues = list[tuple[str, QueueDefinition]]  # each with its location in the file
+Bridges = list[tuple[str, BridgeDefinition]]
 
 
 class SystemLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +83,6 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True):
     clients: tuple[ClientEntry, ...] = ()
 
 
-_SYSTEM_KEYS = read.keys_of(SystemLimits)
 SECTIONS = ("system", "vpns", "brokers", "queues", "bridges", "auth", "clients")
 
 
@@ -104,13 +104,13 @@ def parse_configuration(mapping: object) -> Configuration:
     brokers, groups = read_brokers(mapping.get("brokers"), report)
     queues = _queues(mapping.get("queues"), problems, report)
     _check_dead_message_queues(queues, report)
-    for index, queue in queues:
+    for where, queue in queues:
         allowed = "must be a broker that the section brokers names"
         for key, value, why in wrong_hosts(queue, brokers, groups, allowed):
-            report(_location(index, queue.name), key, value, why)
+            report(where, key, value, why)
     bridges = _bridges(mapping.get("bridges"), brokers, problems, report)
     if vpns:
-        named = [(_location(index, queue.name), queue.vpn) for index, queue in queues]
+        named = [(where, queue.vpn) for where, queue in queues]
         named += [(where, vpn) for where, bridge in bridges for vpn in _vpns_of(bridge)]
         for where, vpn in named:
             if vpn not in vpns and vpn != DEFAULT_VPN:
@@ -118,7 +118,9 @@ def parse_configuration(mapping: object) -> Configuration:
                 report(where, "vpn", vpn, allowed)
     auth = read_auth(mapping.get("auth"), report)
     clients = read_clients(mapping.get("clients"), report)
-    _check_auth(auth, queues, report)
+    for where, queue in queues:  # so that nobody believes a queue is protected
+        if not auth and is_protected(queue):
+            report(where, "owner", queue.owner, NEEDS_AUTH)
     problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
     if problems:
         raise ConfigError(problems)
@@ -134,16 +136,7 @@ def parse_configuration(mapping: object) -> Configuration:
     )
 
 
-def _check_auth(auth: bool, queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
-    """Report permissions that have no effect, so that nobody believes a queue is protected."""
-    for index, queue in queues:
-        if not auth and is_protected(queue):
-            report(_location(index, queue.name), "owner", queue.owner, NEEDS_AUTH)
-
-
-def _named(
-    queues: list[tuple[int, QueueDefinition]], bridges: list[tuple[str, BridgeDefinition]]
-) -> list[str]:
+def _named(queues: Queues, bridges: Bridges) -> list[str]:
     """The default VPN and the VPNs that queues and bridges name, in order."""
     named = [one.vpn for _, one in queues]
     named += [vpn for _, one in bridges for vpn in _vpns_of(one)]
@@ -173,7 +166,7 @@ def names_within_others(vpns: Iterable[str], brokers: Iterable[str]) -> list[Pro
 
 
 def _limits(
-    section: object, where: str, kind: type[SystemLimits] | type[VpnLimits], report: Report
+    section: object, where: str, kind: type[SystemLimits] | type[VpnLimits], report: read.ReportAt
 ) -> dict[str, Any]:
     """The valid values of a section of limits, by attribute."""
     keys = read.keys_of(kind)
@@ -183,17 +176,11 @@ def _limits(
         report("", where, section, f"must be a mapping of keys: {', '.join(keys)}")
         return {}
     values = read.read_keys(section, keys, partial(report, where))
-    limits = kind(**values)
-    for attribute in kind.__struct_fields__:
-        if attribute.endswith("_clear_percent"):
-            high_key = attribute.replace("_clear_", "_high_")
-            clear, high = getattr(limits, attribute), getattr(limits, high_key)
-            if clear > high:
-                report(where, attribute, clear, f"must not be above {high_key}, {high}")
+    read.check_thresholds(kind, values, partial(report, where))
     return values
 
 
-def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
+def _vpns(section: object, report: read.ReportAt) -> dict[str, VpnLimits]:
     """The section `vpns`: limits by name."""
     if section is None:
         return {}
@@ -211,24 +198,17 @@ def _vpns(section: object, report: Report) -> dict[str, VpnLimits]:
     return vpns
 
 
-def _queues(
-    section: object, problems: list[Problem], report: Report
-) -> list[tuple[int, QueueDefinition]]:
-    """The valid definitions of the section `queues`, with their indexes."""
-    if section is None:
-        return []
-    if not isinstance(section, list | tuple):
-        report("", "queues", section, "must be a list of queue definitions")
-        return []
-    queues: list[tuple[int, QueueDefinition]] = []
+def _queues(section: object, problems: list[Problem], report: read.ReportAt) -> Queues:
+    """The valid definitions of the section `queues`, with their locations."""
+    queues: Queues = []
     first: dict[tuple[str, str], int] = {}
-    for index, mapping in enumerate(section):
+    for index, mapping in enumerate(_items(section, "queues", "queue definitions", report)):
         identity = name_of(mapping)
-        where = _location(index, identity[1] if identity else None)
+        where = _location("queues", index, identity[1] if identity else None)
         definition, found = try_definition(mapping, where)
         problems += found
         if definition is not None:
-            queues.append((index, definition))
+            queues.append((where, definition))
         if identity and first.setdefault(identity, index) != index:
             allowed = f"is defined already, as queues[{first[identity]}]; it is unique in its VPN"
             report(where, "name", identity[1], allowed)
@@ -236,19 +216,14 @@ def _queues(
 
 
 def _bridges(
-    section: object, brokers: tuple[str, ...], problems: list[Problem], report: Report
-) -> list[tuple[str, BridgeDefinition]]:
+    section: object, brokers: tuple[str, ...], problems: list[Problem], report: read.ReportAt
+) -> Bridges:
     """The valid definitions of the section `bridges`, with their locations. Names must be unique in
     a VPN, and bridges must not form a circle."""
-    if section is None:
-        return []
-    if not isinstance(section, list | tuple):
-        report("", "bridges", section, "must be a list of bridges")
-        return []
-    bridges: list[tuple[str, BridgeDefinition]] = []
-    for index, mapping in enumerate(section):
+    bridges: Bridges = []
+    for index, mapping in enumerate(_items(section, "bridges", "bridges", report)):
         name = mapping.get("name") if isinstance(mapping, Mapping) else None
-        where = f"bridges[{index}]" + (f" {read.shown(name)!r}" if isinstance(name, str) else "")
+        where = _location("bridges", index, name)
         bridge, found = try_bridge(mapping, where)
         problems += found
         if bridge is None:
@@ -265,22 +240,30 @@ def _bridges(
     return bridges
 
 
-def _check_dead_message_queues(queues: list[tuple[int, QueueDefinition]], report: Report) -> None:
+def _check_dead_message_queues(queues: Queues, report: read.ReportAt) -> None:
     """X5: dead message queues must not form a circle."""
     targets = {(q.vpn, q.name): q.dead_message_queue for _, q in queues}
-    for index, queue in queues:
+    for where, queue in queues:
 
         def targets_of(name: str, vpn: str = queue.vpn) -> list[str | None]:
             return [targets.get((vpn, name))]
 
         ring = dead_message_ring(queue, targets_of)
         if ring:
-            where = _location(index, queue.name)
             report(where, "dead_message_queue", queue.dead_message_queue, ring)
 
 
-def _location(index: int, name: str | None) -> str:
-    return f"queues[{index}]" + (f" {read.shown(name)!r}" if name else "")
+def _items(section: object, key: str, what: str, report: read.ReportAt) -> Sequence[object]:
+    """The entries of a section that is a list."""
+    if section is None or isinstance(section, list | tuple):
+        return section or ()
+    report("", key, section, f"must be a list of {what}")
+    return ()
+
+
+def _location(section: str, index: int, name: object) -> str:
+    shown = f" {read.shown(name)!r}" if isinstance(name, str) else ""
+    return f"{section}[{index}]{shown}"
 
 
 # ---------------------------------------------------------------- commands

@@ -112,8 +112,6 @@ KEYS = (*_KEYS, *_SYNONYMS)
 _ATTRIBUTE_OF = {key: attribute for key, (attribute, _) in _KEYS.items()}
 _READERS = {key: (_SYNONYMS.get(key, key), _KEYS[_SYNONYMS.get(key, key)][1]) for key in KEYS}
 
-Report = Callable[[str, object, str], None]
-
 
 class _Values(dict[str, Any]):
     """The valid values by key. unread: all other keys that were given."""
@@ -169,7 +167,7 @@ def name_of(mapping: object) -> tuple[str, str] | None:
     return (vpn, name) if isinstance(name, str) and name and isinstance(vpn, str) else None
 
 
-def _untag(mapping: object, report: Report) -> Mapping[Any, Any] | None:
+def _untag(mapping: object, report: read.Report) -> Mapping[Any, Any] | None:
     """The keys of a definition; a tag around it becomes its `type` (Q5)."""
     if isinstance(mapping, Mapping) and len(mapping) == 1:
         tag, inner = next(iter(mapping.items()))
@@ -187,7 +185,7 @@ def _untag(mapping: object, report: Report) -> Mapping[Any, Any] | None:
     return mapping
 
 
-def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
+def _read_keys(entries: Mapping[Any, Any], report: read.Report) -> _Values:
     """The valid values by key."""
     values = _Values(read.read_keys(entries, _READERS, report))
     given = {_SYNONYMS.get(key, key) for key, value in entries.items() if value is not None}
@@ -206,7 +204,7 @@ def _read_keys(entries: Mapping[Any, Any], report: Report) -> _Values:
 # --- Checks of one key against another (each sees the valid values) -------------------------------
 
 
-def _check_topics(values: _Values, report: Report) -> None:
+def _check_topics(values: _Values, report: read.Report) -> None:
     """Q2, Q3: a regular expression needs a target that it matches."""
     key = "underlying_topic" if "underlying_topic" in values else "name"
     if key not in values or "underlying_topic" in values.unread:
@@ -229,7 +227,7 @@ def _check_topics(values: _Values, report: Report) -> None:
         report("default_publish_target", target, f"must be a topic that {key} {topic!r} matches")
 
 
-def _check_expressions(values: _Values, report: Report) -> None:
+def _check_expressions(values: _Values, report: read.Report) -> None:
     """Q1, Q6: expressions must compile, and those that read the payload need a json queue."""
     for key in EXPRESSION_KEYS:
         if key not in values:
@@ -245,7 +243,7 @@ def _check_expressions(values: _Values, report: Report) -> None:
             report(key, values[key], f"{allowed}; allowed are /@priority and @key")
 
 
-def _check_exclusions(values: _Values, report: Report) -> None:
+def _check_exclusions(values: _Values, report: read.Report) -> None:
     """O2, O3, R5: keys that exclude each other."""
     given = values.keys() | values.unread
     for first, second in (
@@ -258,7 +256,7 @@ def _check_exclusions(values: _Values, report: Report) -> None:
             report(second, values.get(second), allowed)
 
 
-def _check_owner(values: _Values, report: Report) -> None:
+def _check_owner(values: _Values, report: read.Report) -> None:
     """Q5: `initial_owner` is required for a GroupLocalQueue and an error for other types; a
     LocalQueue has a broker, the others have a group. `brokers` knows the members of groups."""
     if "type" in values.unread:
@@ -279,7 +277,7 @@ def _check_owner(values: _Values, report: Report) -> None:
             report(key, values[key], f"is allowed for a GroupLocalQueue only, not for a {kind}")
 
 
-def _check_policies(values: _Values, report: Report) -> None:
+def _check_policies(values: _Values, report: read.Report) -> None:
     """F4, X2, X5, L11, S9: policies that contradict each other."""
     if values.get("semantics") == "at-most-once" and values.get("fairness_model") == "proportional":
         allowed = "cannot be proportional with at-most-once; use round-robin or fast"
@@ -297,17 +295,9 @@ def _check_policies(values: _Values, report: Report) -> None:
     if delay_max_ms is not None and delay_max_ms < delay_ms:
         allowed = f"must not be below redelivery_delay, {format_duration(delay_ms)}"
         report("redelivery_delay_max", format_duration(delay_max_ms), allowed)
-    for kind in ("spool_usage", "delivered_unacked"):
-        high_key, clear_key = f"{kind}_high_percent", f"{kind}_clear_percent"
-        high = values.get(high_key, _DEFAULTS[high_key])
-        clear = values.get(clear_key, _DEFAULTS[clear_key])
-        if clear > high:
-            report(clear_key, clear, f"must not be above {high_key}, {high}")
+    read.check_thresholds(QueueDefinition, values, report)
 
 
-_DEFAULTS = {
-    field.name: field.default for field in msgspec.structs.fields(QueueDefinition) if field.default
-}
 _CHECKS = (_check_topics, _check_expressions, _check_exclusions, _check_owner, _check_policies)
 
 

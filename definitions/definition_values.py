@@ -20,6 +20,8 @@ from ..protocol.units import UnitError, format_size, parse_duration_ms, parse_si
 from .foreign_words import answer, foreign_word
 
 Reader = Callable[[object], Any]
+Report = Callable[[str, object, str], None]  # key, value, what is allowed
+ReportAt = Callable[[str, str, object, str], None]  # the same, with the location before
 
 NAME_CHARACTERS_MAX = 200
 TEXT_CHARACTERS_MAX = 10_000
@@ -259,8 +261,7 @@ def keys_of(definition: type[msgspec.Struct]) -> dict[str, tuple[str, Reader]]:
 
 
 def read_keys(
-    mapping: Mapping[Any, Any], keys: Mapping[str, tuple[str, Reader]],
-    report: Callable[[str, object, str], None],
+    mapping: Mapping[Any, Any], keys: Mapping[str, tuple[str, Reader]], report: Report
 ) -> dict[str, Any]:  # fmt: skip
     """The valid values of a mapping, by attribute. keys: see `keys_of`. Calls report(key, value,
     allowed) for each problem."""
@@ -275,3 +276,17 @@ def read_keys(
             except ValueError as error:
                 report(key, value, reason(error))
     return values
+
+
+def check_thresholds(
+    definition: type[msgspec.Struct], values: Mapping[str, Any], report: Report
+) -> None:
+    """S9, B4: no alert is cleared above the percentage at which it is set."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(definition)}
+    complete = {**defaults, **values}
+    for clear_key, clear in complete.items():
+        if clear_key.endswith("_clear_percent"):
+            high_key = clear_key.replace("_clear_", "_high_")
+            if clear > complete[high_key]:
+                allowed = f"must not be above {high_key}, {complete[high_key]}"
+                report(clear_key, clear, allowed)

@@ -67,7 +67,7 @@ def test_reasons() -> None:
 
 # Keys whose defaults depend on others.
 DEPENDS = {"topic", "underlying_topic", "default_publish_target", "fairness_model"}
-SYSTEM = {key: attribute for key, (attribute, _) in configuration._SYSTEM_KEYS.items()}
+SYSTEM = {key: attribute for key, (attribute, _) in keys_of(configuration.SystemLimits).items()}
 VPNS = {key: attribute for key, (attribute, _) in keys_of(configuration.VpnLimits).items()}
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lakequeue.definitions import parse_configuration
-from lakequeue.definitions.configuration import _SYSTEM_KEYS, SECTIONS
+from lakequeue.definitions import SystemLimits, parse_configuration
+from lakequeue.definitions.configuration import SECTIONS
 from lakequeue.definitions.definition import KEYS
+from lakequeue.definitions.definition_values import keys_of
 from lakequeue.definitions.foreign_words import WORDS, Word, foreign_word, letters
 from lakequeue.protocol import ConfigError
 
@@ -65,7 +66,7 @@ def test_every_word_leads_to_a_key_or_says_what_to_do(word: Word) -> None:
     section, dot, key = word.ours.partition(".")
     if dot:
         assert section == "system"
-        assert key in _SYSTEM_KEYS
+        assert key in keys_of(SystemLimits)
     elif word.ours:
         assert word.ours in KEYS
     else:
@@ -77,7 +78,7 @@ def test_every_word_leads_to_a_key_or_says_what_to_do(word: Word) -> None:
 def test_no_word_stands_twice_or_hides_a_key_of_ours() -> None:
     known = [letters(word.theirs) for word in WORDS]
     assert len(known) == len(set(known))
-    ours = {letters(key) for key in (*KEYS, *_SYSTEM_KEYS, *SECTIONS)}
+    ours = {letters(key) for key in (*KEYS, *keys_of(SystemLimits), *SECTIONS)}
     assert ours.isdisjoint(known)
     assert not ours & {word.removeprefix("x") for word in known}
 
