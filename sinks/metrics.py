@@ -24,7 +24,7 @@ _BROKER = "broker-0"  # a micro-batch does not name its broker
 _STEP_PHASE = table.BY_NAME["step_seconds"]
 
 
-class Metrics:
+class Metrics(Collector):
     """Counters and times of the engine; `serve` shows them over HTTP.
 
     wanted: called at each scrape, before the answer, to say that somebody looks. queues: how many
@@ -41,7 +41,7 @@ class Metrics:
             for metric in table.TABLE
             if metric.source in (table.ENGINE, table.BATCH, table.QUERY)
         }
-        self.registry.register(_QueueCollector(self))
+        self.registry.register(self)
         self._server: Any = None
         self._behind_since: dict[str, float] = {}
 
@@ -49,16 +49,16 @@ class Metrics:
         """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
         ms = int(progress["durationMs"].get("triggerExecution", 0))
         seen = progress.get("observedMetrics", {}).get("engine") or {}
-        rows = int(seen.get("records_in", progress["numInputRows"]))
         broker = str(seen.get("broker") or _BROKER)
         if "steps" in seen:
             self._loop(broker, seen)
-        self._made["batches"].labels(broker).inc()
-        self._made["input_records"].labels(broker).inc(rows)
+        self.count("batches", broker)
+        rows = int(seen.get("records_in", progress["numInputRows"]))
+        self.count("input_records", broker, by=rows)
         self._made["batch_seconds"].labels(broker).observe(ms / 1000)
         for operator in progress["stateOperators"]:
-            self._made["state_pages"].labels(broker).set(operator["numRowsTotal"])
-            self._made["state_memory_bytes"].labels(broker).set(operator["memoryUsedBytes"])
+            self.level("state_pages", operator["numRowsTotal"], broker)
+            self.level("state_memory_bytes", operator["memoryUsedBytes"], broker)
 
     def _loop(self, broker: str, seen: dict[str, Any]) -> None:
         """Take the figures of a real-time batch."""
@@ -66,26 +66,28 @@ class Metrics:
             if metric is _STEP_PHASE:
                 continue
             value = (seen.get(metric.figure) or 0) * metric.scale
-            made = self._made[metric.name].labels(broker)
-            made.inc(value) if metric.kind == table.COUNTER else made.set(value)
+            if metric.kind == table.COUNTER:
+                self.count(metric.name, broker, by=value)
+            else:
+                self.level(metric.name, value, broker)
         for figure, phase in table.PHASES.items():
             seconds = (seen.get(figure) or 0) * _STEP_PHASE.scale
-            self._made["step_seconds"].labels(broker, phase).inc(seconds)
+            self.count("step_seconds", broker, phase, by=seconds)
 
     def query(self, progress: dict[str, Any]) -> None:
         """One batch of any of the engine's streaming queries is done."""
-        name, made = str(progress.get("name") or "unnamed"), self._made
-        made["query_batches"].labels(name).inc()
-        made["query_input_rows"].labels(name).inc(max(0, progress.get("numInputRows") or 0))
+        name = str(progress.get("name") or "unnamed")
+        self.count("query_batches", name)
+        self.count("query_input_rows", name, by=max(0, progress.get("numInputRows") or 0))
         for phase, ms in (progress.get("durationMs") or {}).items():
-            made["query_phase_seconds"].labels(name, phase).inc(max(0, ms) / 1000)
+            self.count("query_phase_seconds", name, phase, by=max(0, ms) / 1000)
         operators = progress.get("stateOperators") or []
-        made["query_state_rows"].labels(name).set(sum(o["numRowsTotal"] for o in operators))
-        made["query_state_bytes"].labels(name).set(sum(o["memoryUsedBytes"] for o in operators))
+        self.level("query_state_rows", sum(o["numRowsTotal"] for o in operators), name)
+        self.level("query_state_bytes", sum(o["memoryUsedBytes"] for o in operators), name)
         behind = _behind(progress)
-        made["query_lag_records"].labels(name).set(behind)
+        self.level("query_lag_records", behind, name)
         self._lag(name, progress, behind)
-        made["query_last_batch_time_seconds"].labels(name).set_to_current_time()
+        self.level("query_last_batch_time_seconds", time.time(), name)
 
     def _lag(self, name: str, progress: dict[str, Any], behind: int) -> None:
         """A table query's lag: the age of the last record that it wrote. Records that it left
@@ -94,35 +96,28 @@ class Metrics:
             return
         begun = datetime.fromisoformat(str(progress["timestamp"])).timestamp()
         since = self._behind_since.setdefault(name, begun)
-        self._made["table_lag_seconds"].labels(name).set(max(0.0, time.time() - since))
+        self.level("table_lag_seconds", max(0.0, time.time() - since), name)
         if not behind:
             del self._behind_since[name]
 
-    def table(self, name: str, size: int, files: int) -> None:
-        """Set a Delta table's use of the disk."""
-        self._made["table_bytes"].labels(name).set(size)
-        self._made["table_files"].labels(name).set(files)
+    def count(self, name: str, *labels: str, by: float = 1) -> None:
+        """Add to a counter. A batch that runs again counts again."""
+        self._made[name].labels(*labels).inc(by)
 
-    def tidied(self, at: float) -> None:
-        """Set the time of the last upkeep of the tables, epoch s."""
-        self._made["upkeep_time_seconds"].set(at)
+    def level(self, name: str, value: float, *labels: str) -> None:
+        """Set a gauge."""
+        made = self._made[name]
+        (made.labels(*labels) if labels else made).set(value)
 
-    def tables_stopped(self, query: str, stopped: bool) -> None:
-        """Whether a query cannot write its tables."""
-        self._made["tables_stopped"].labels(query).set(int(stopped))
+    def describe(self) -> Iterator[Family]:
+        """Return nothing at registration; the table has no name twice."""
+        return iter(())
 
-    def malformed(self, vpn: str, count: int) -> None:
-        """Records of a batch went to ``<vpn>.rejected``. A batch that runs again counts again."""
-        self._made["malformed_records"].labels(vpn).inc(count)
-
-    def lost(self, topic: str, count: int) -> None:
-        """Count records that were deleted before they were read: retention was shorter than the
-        engine was down."""
-        self._made["lost_records"].labels(topic).inc(count)
-
-    def stuck(self, broker: str) -> None:
-        """Count a broker that took no more steps and is restarted."""
-        self._made["stuck_brokers"].labels(broker).inc()
+    def collect(self) -> Iterator[Family]:
+        """The metrics of queues, made at each scrape."""
+        self.wanted()
+        yield from self.queues.families()
+        yield from self.times.families()
 
     def serve(self, port: int) -> str:
         """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""
@@ -135,23 +130,6 @@ class Metrics:
         if self._server is not None:
             self._server.shutdown()
             self._server = None
-
-
-class _QueueCollector(Collector):
-    """A collector of queues' figures, asked at each scrape."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def describe(self) -> Iterator[Family]:
-        """Return nothing at registration; the table has no name twice."""
-        return iter(())
-
-    def collect(self) -> Iterator[Family]:
-        """The families."""
-        self._metrics.wanted()
-        yield from self._metrics.queues.families()
-        yield from self._metrics.times.families()
 
 
 def _make(metric: table.Metric, registry: CollectorRegistry) -> Any:

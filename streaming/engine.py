@@ -423,7 +423,7 @@ class Engine:
         """broker: whose loop lost them; empty: another reader did, and the first broker gets the
         event."""
         if event == LOST:
-            self.metrics.lost(topic, records)
+            self.metrics.count("lost_records", topic, by=records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
         reporter = self.brokers.get(broker) or first_of(self.brokers)
         for vpn, command in notices(topic, records, reader, self._vpns, event):
@@ -433,7 +433,7 @@ class Engine:
                 log.warning("no event reports the loss: %s", error)
 
     def _on_stuck(self, broker: BrokerQuery, why: str) -> None:
-        self.metrics.stuck(broker.name)
+        self.metrics.count("stuck_brokers", broker.name)
         self.watch.restart(broker, why)
 
     def _tell_all_vpns(self, value: bytes) -> None:

@@ -87,7 +87,7 @@ class TableCare(WatchThread):
             with contextlib.suppress(OSError):
                 mark.touch()
             return now + self._every_s
-        self._metrics.tidied(mark.stat().st_mtime)
+        self._metrics.level("upkeep_time_seconds", mark.stat().st_mtime)
         return mark.stat().st_mtime + self._every_s
 
     def tidy(self) -> bool:
@@ -107,7 +107,7 @@ class TableCare(WatchThread):
                     "the upkeep of the tables failed and is tried again: %s", cause_of(error)
                 )
             return False
-        self._metrics.tidied(time.time())
+        self._metrics.level("upkeep_time_seconds", time.time())
         log.info("the upkeep of the tables took %.0f s", time.time() - begun)
         return True
 
@@ -121,7 +121,9 @@ class TableCare(WatchThread):
         try:
             for log_folder in self._tables.glob("*/_delta_log"):
                 table = log_folder.parent
-                self._metrics.table(table.name, *disk_use(table))
+                size, files = disk_use(table)
+                self._metrics.level("table_bytes", size, table.name)
+                self._metrics.level("table_files", files, table.name)
         except OSError as error:  # an object store refuses; the next time
             log.debug("the tables cannot be looked at: %s", error)
 

@@ -100,7 +100,7 @@ class TablesWatch:
         if application.history_interval_s():
             self._wanted[HISTORY_QUERY] = application.start_history
         for name, start in self._wanted.items():
-            self._metrics.tables_stopped(name, False)
+            self._metrics.level("tables_stopped", 0, name)
             if self._mark(name).exists():
                 self._told.add(name)
             self._try(name, start, FIRST_S_MAX)
@@ -129,7 +129,7 @@ class TablesWatch:
             with contextlib.suppress(OSError):
                 self._mark(name).unlink(missing_ok=True)
             log.warning("the query %r writes the tables again", name)
-            self._metrics.tables_stopped(name, False)
+            self._metrics.level("tables_stopped", 0, name)
             self._send_event("")
 
     def _try(self, name: str, start: Callable[[], None], wait_s: float = START_S_MAX) -> None:
@@ -171,7 +171,7 @@ class TablesWatch:
                 "the query %r does not write the tables: %s; the queues go on, and the missing "
                 "rows are written later", name, down.why,
             )  # fmt: skip
-            self._metrics.tables_stopped(name, True)
+            self._metrics.level("tables_stopped", 1, name)
             self._told.add(name)
             with contextlib.suppress(OSError):  # the disk is full; this engine remembers it
                 self._mark(name).touch()

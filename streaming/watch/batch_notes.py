@@ -217,7 +217,8 @@ class BatchNotes:
             case "lost" | "anew" | "back":
                 self._of_topic(broker, kind, *_counted(rest))
             case "malformed":
-                self._metrics.malformed(*_counted(rest))
+                vpn, count = _counted(rest)
+                self._metrics.count("malformed_records", vpn, by=count)
             case "slow":
                 log.warning(
                     "%s: most of its commands are refused or settle nothing, so a step takes few "

@@ -222,12 +222,13 @@ def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None
     metrics = engine.metrics
     metrics.batch(PROGRESS | {"observedMetrics": observed})
     metrics.query(PROGRESS)
-    metrics.malformed("default", 1)
-    metrics.lost("t", 1)
-    metrics.table("journal", 10, 1)
-    metrics.tidied(1.0)
-    metrics.stuck("broker-0")
-    metrics.tables_stopped("lakequeue-tables", False)
+    metrics.count("malformed_records", "default")
+    metrics.count("lost_records", "t")
+    metrics.level("table_bytes", 10, "journal")
+    metrics.level("table_files", 1, "journal")
+    metrics.level("upkeep_time_seconds", 1.0)
+    metrics.count("stuck_brokers", "broker-0")
+    metrics.level("tables_stopped", 0, "lakequeue-tables")
     engine.send("orders", 7)  # two are refused
     with pytest.raises(lakequeue.Rejected):
         engine.send("nobody")
