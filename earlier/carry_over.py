@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -197,17 +198,10 @@ def _carry_queue(
 
 def _parts(old: EarlierPages, queue: int) -> Iterator[list[Row]]:
     """The messages of a queue, page by page, in order of position."""
-    part: list[Row] = []
-    page = -1
-    for place, entry, extras in old.entries(queue):
-        if place >> old.bits != page and part:
-            yield part
-            part = []
-        page = place >> old.bits
-        message, _ = old.message(entry.id)
-        part.append(_row(place, entry, message, extras))
-    if part:
-        yield part
+    for _, entries in groupby(old.entries(queue), lambda entry: entry[0] >> old.bits):
+        yield [
+            _row(place, entry, old.message(entry.id)[0], extras) for place, entry, extras in entries
+        ]
 
 
 def _row(place: int, entry: KnownEntry, message: StoredMessage, extras: Any) -> Row:

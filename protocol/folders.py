@@ -71,7 +71,10 @@ class RemoteFolder:
     def glob(self, pattern: str) -> Iterator[RemoteFolder]:
         """The paths that match a pattern of one or more parts, separated by `/`."""
         head, _, rest = pattern.partition("/")
-        found = [n for n in self._names() if fnmatch(n, head)] if "*" in head else [head]
+        found = [head]
+        if "*" in head:
+            names = sorted(info.base_name for info in self._inside(recursive=False))
+            found = [name for name in names if fnmatch(name, head)]
         for name in found:
             place = self / name
             if rest:
@@ -81,9 +84,7 @@ class RemoteFolder:
 
     def read_text(self) -> str:
         """The text of a file."""
-        system, path = self._there()
-        with system.open_input_file(path) as file:
-            return bytes(file.read()).decode()
+        return self.read_bytes().decode()
 
     def read_bytes(self) -> bytes:
         """The bytes of a file."""
@@ -121,18 +122,16 @@ class RemoteFolder:
 
     def files(self) -> dict[str, int]:
         """The files below the folder, by relative path, with their bytes."""
+        _, path = self._there()
+        inside = self._inside(recursive=True)
+        return {i.path[len(path) :].lstrip("/"): i.size for i in inside if i.is_file}
+
+    def _inside(self, recursive: bool) -> list[Any]:
         from pyarrow.fs import FileSelector
 
         system, path = self._there()
-        found = system.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
-        return {i.path[len(path) :].lstrip("/"): i.size for i in found if i.is_file}
-
-    def _names(self) -> list[str]:
-        from pyarrow.fs import FileSelector
-
-        system, path = self._there()
-        infos = system.get_file_info(FileSelector(path, allow_not_found=True))
-        return sorted(info.base_name for info in infos)
+        selector = FileSelector(path, allow_not_found=True, recursive=recursive)
+        return list(system.get_file_info(selector))
 
     def _there(self) -> tuple[Any, str]:
         """Arrow's file system, and the path in it."""

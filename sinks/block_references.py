@@ -17,8 +17,9 @@ Only places and digests leave Spark's Java process, no payloads.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +69,6 @@ def contents_of(heads: Mapping[int, bytes]) -> Contents:
             sizes.append(stop - start)
     none = [np.zeros(0, np.int64)]
     return Contents(*(np.concatenate(parts or none) for parts in (blocks, begins, sizes)))
-
-
-def digest_of(content: bytes) -> int:
-    """The digest of a content."""
-    return int(hashlib.sha256(content).hexdigest()[:DIGEST_CHARS], 16)
 
 
 def references_by_content(
@@ -137,20 +133,17 @@ def _runs(
     blocks: list[int], rows: list[int], follows: list[bool]
 ) -> Iterator[tuple[int, list[_Run]]]:
     """Each block with its rows; consecutive ones are one run."""
-    runs: list[_Run] = []
-    of, before = blocks[0] if blocks else 0, MISSING
-    for block, row in zip(blocks, rows, strict=True):
-        if block != of:
-            yield of, runs
-            of, runs = block, []
-        goes_on = row == before == EMPTY or (0 <= before == row - 1 and follows[before])
-        if runs and goes_on:
-            runs[-1][1] += 1
-        else:
-            runs.append([row, 1])
-        before = row
-    if runs:
-        yield of, runs
+    for block, contents in groupby(zip(blocks, rows, strict=True), itemgetter(0)):
+        runs: list[_Run] = []
+        before = MISSING
+        for _, row in contents:
+            goes_on = row == before == EMPTY or (0 <= before == row - 1 and follows[before])
+            if runs and goes_on:
+                runs[-1][1] += 1
+            else:
+                runs.append([row, 1])
+            before = row
+        yield block, runs
 
 
 def _reference(columns: dict[str, list[Any]], first: int, count: int) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from pyspark.sql import functions as f
 from ..protocol.folders import Folder, folder
 from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 from ..sources.offset_ranges import scan_of
+from ..sources.same_topic import TopicsNow
 from .delta_tables import create_tables, holds_nothing, stored_rows
 from .table_batch import TableBatch
 from .topics_read import TopicsRead
@@ -71,7 +72,8 @@ class TableWriter:
                 newest = f.max(f.struct("step", "part")).alias("last")
                 rows = journal.groupBy("broker", "vpn").agg(newest).collect()
                 self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
-        self._topics = TopicsRead.of(kafka, stored)
+        # quiet, since the engine itself reports when Kafka is away
+        self._topics = TopicsRead(TopicsNow({**kafka, "log_level": 0}), stored)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """batch: what Spark planned. It is never computed."""

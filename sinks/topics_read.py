@@ -19,7 +19,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
@@ -45,12 +44,6 @@ class TopicsRead:
     stored: the last offset of each partition that the table has of the same topic. If that topic is
     unknown, also the newest time: a newer record is not in the table.
     """
-
-    @classmethod
-    def of(cls, kafka: dict[str, Any], rows: Rows) -> TopicsRead:
-        """kafka: how it is reached. Runs in the driver; the engine itself reports when Kafka is
-        away."""
-        return cls(TopicsNow({**kafka, "log_level": 0}), rows)
 
     def __init__(self, now: TopicsNow, rows: Rows) -> None:
         self._now, self._rows = now, rows

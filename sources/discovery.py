@@ -96,9 +96,6 @@ class Discovery(threading.Thread):
         self._found(self.sizes())
         if self._watch is not None:
             self._watch(self._topics.ends(self._places(), OffsetSpec.latest()))
-        self._remove_what_is_trimmed()
-
-    def _remove_what_is_trimmed(self) -> None:
         if self._trim is not None:
             (topic, before), self._trim = self._trim, None
             with contextlib.suppress(KafkaException, TimeoutError):

@@ -164,7 +164,7 @@ class LiveInputs:
         self._read_the_others()
         self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
-        if not self._has_something(slow_part, rest_s):
+        if not self._has_something(slow_part):
             if self._commands.ahead:  # only slow partitions have records
                 timeout_s = min(timeout_s, self.slow.rest_s())
             if self._captured.ahead and rest_s:
@@ -217,15 +217,13 @@ class LiveInputs:
                     f"{reader.name} has shown no sign of life for {silent_s:.0f} s: it hangs"
                 )
 
-    def _has_something(self, slow_part: float | None, rest_s: float) -> bool:
+    def _has_something(self, slow_part: float | None) -> bool:
         """Whether there are records that a step may take."""
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
-        if self._quiet:
-            return False
-        captured = self._captured.ahead and not rest_s
-        return bool(self._messages.ahead or captured) and self._all_commands_read()
+        others = (self._messages, self._captured)
+        return any(reader.ahead and self._may_take(reader) for reader in others)
 
     def _may_take(self, reader: Reader) -> bool:
         """Whether a reader's records may be taken now."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from lakequeue.sinks.block_references import PLACE, contents_of, digest_of, references_by_content
+from lakequeue.sinks.block_references import (
+    DIGEST_CHARS,
+    PLACE,
+    contents_of,
+    references_by_content,
+)
 from lakequeue.state.storage.blocks import head_bytes
 
 
@@ -26,6 +32,11 @@ def references_to(
     there = _within(_stored(journal), places)
     found = references_by_content(contents, np.array(digests, np.int64), there)
     return {f"b/{block}": refs for block, refs in found.items()}
+
+
+def digest_of(content: bytes) -> int:
+    """The digest of a content, as Spark computes it."""
+    return int(hashlib.sha256(content).hexdigest()[:DIGEST_CHARS], 16)
 
 
 def _within(stored: pa.Table, places: pa.Table) -> pa.Table:
