@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ..cli.common import interrupt_on_signals
+from ..cli.signals import interrupt_on_signals
 from ..client.kafka import LIBRARIES
 
 TRIGGERS = ("real-time", "micro-batch")

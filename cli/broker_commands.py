@@ -7,22 +7,10 @@ from typing import Any
 import click
 from rich.text import Text
 
-from ..monitor.formatting import bridge_waits, number
-from .common import (
-    EngineAddress,
-    answer,
-    cell,
-    confirm,
-    connection_options,
-    console,
-    counted,
-    json_option,
-    one_line,
-    option,
-    say_json,
-    table_of,
-)
+from ..monitor.formatting import bridge_waits, counted, number, one_line
+from .command_options import EngineCall, call_options, option
 from .define import key_values, values_of
+from .printing import cell, console, note, say_json, table_of
 
 
 @click.command()
@@ -34,11 +22,10 @@ from .define import key_values, values_of
     help="Move them all to this broker.  [default: spread as new ones]",
 )
 @option("--group", metavar="GROUP", help="The group of the added broker.  [default: none]")
-@connection_options
-@json_option
+@call_options
 def brokers(
     add: str | None, remove: str | None, to: str | None, group: str | None,
-    engine: EngineAddress, as_json: bool,
+    call: EngineCall
 ) -> None:  # fmt: skip
     """Show every broker: number, state, worker, steps, load.
 
@@ -61,15 +48,15 @@ def brokers(
         raise click.UsageError(
             f"--to {to}: only with --remove, for the queues of the removed broker"
         )
-    with engine.connect("brokers") as connection:
+    with call.admin("brokers") as admin:
         if add is not None:
-            connection.admin().add_broker(add, group)
+            admin.add_broker(add, group)
         if remove is not None:
-            for one in connection.admin().remove_broker(remove, to):
+            for one in admin.remove_broker(remove, to):
                 text = f"queue {one['queue']!r} of VPN {one['vpn']!r} is on {one['broker']!r} now"
-                click.echo(one_line(text), err=True)
-        found = connection.admin().brokers()
-    if as_json:
+                note(text)
+        found = admin.brokers()
+    if call.as_json:
         say_json(found)
         return
     console().print(_broker_table(found) if found else "No broker was started here yet.")
@@ -96,9 +83,8 @@ def _broker_table(found: list[dict[str, Any]]) -> Any:
 @option(
     "--pause", is_flag=True, help="Pause the whole home for some seconds while the queue moves."
 )
-@connection_options
-@json_option
-def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def move_queue(queue: str, broker: str, pause: bool, call: EngineCall) -> None:
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
     Clients follow by themselves; messages that consumers hold return to the queue. The command
@@ -110,22 +96,20 @@ def move_queue(queue: str, broker: str, pause: bool, engine: EngineAddress, as_j
       lakequeue move-queue orders broker-1
       lakequeue queues --json | jq '.[] | {name, broker}'
     """
-    with engine.connect("move-queue") as connection:
-        admin = connection.admin()
+    with call.admin("move-queue") as admin:
         admin.move_queue(queue, broker, pause)
         depth = admin.describe(queue)["depth"]
     text = f"{queue} is on {broker} now, with {counted(depth, 'message')}"
-    answer({"queue": queue, "broker": broker, "messages": depth}, text, as_json)
+    call.answer({"queue": queue, "broker": broker, "messages": depth}, text)
 
 
 @click.command()
 @click.argument("pairs", nargs=-1, metavar="[KEY=VALUE...]")
 @option("--delete", metavar="NAME", help="Delete this bridge and the messages waiting for it.")
 @option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-@connection_options
-@json_option
+@call_options
 def bridges(
-    pairs: tuple[str, ...], delete: str | None, yes: bool, engine: EngineAddress, as_json: bool,
+    pairs: tuple[str, ...], delete: str | None, yes: bool, call: EngineCall
 ) -> None:  # fmt: skip
     """Show every bridge of the VPN: what waits, what is on its way, which endpoints block it.
 
@@ -145,28 +129,27 @@ def bridges(
     given = key_values(pairs, "give the keys of one bridge, or nothing to see them all")
     if given and delete is not None:
         raise click.UsageError("give either KEY=VALUE arguments of one bridge, or --delete NAME")
-    with engine.connect("bridges") as connection:
-        admin = connection.admin()
+    with call.admin("bridges") as admin:
         if delete is not None:
-            _delete(admin, delete, yes, as_json)
+            _delete(admin, delete, yes, call)
             return
         if given:
             admin.bridge({**given, **values_of(given)})
         found = admin.bridges()
-    if as_json:
+    if call.as_json:
         say_json(found)
         return
-    console().print(_bridge_table(found) if found else f"VPN {engine.vpn!r} has no bridges.")
+    console().print(_bridge_table(found) if found else f"VPN {call.vpn!r} has no bridges.")
 
 
-def _delete(admin: Any, name: str, yes: bool, as_json: bool) -> None:
+def _delete(admin: Any, name: str, yes: bool, call: EngineCall) -> None:
     waiting = admin.describe_bridge(name).get("waiting", 0)
     if waiting and not yes:
         waiting_for = f"{counted(waiting, 'message')} waiting for {name}"
-        confirm(f"{waiting_for}. Delete the bridge and them?", as_json)
+        call.confirm(f"{waiting_for}. Delete the bridge and them?")
     gone = admin.delete_bridge(name)
     text = f"{name} deleted with {counted(gone, 'message')}"
-    answer({"bridge": name, "deleted": True, "messages": gone}, text, as_json)
+    call.answer({"bridge": name, "deleted": True, "messages": gone}, text)
 
 
 def _bridge_table(found: list[dict[str, Any]]) -> Any:

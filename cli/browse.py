@@ -14,25 +14,13 @@ from rich.text import Text
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
-from ..monitor.formatting import clock, cut, death, number
+from ..monitor.formatting import clock, counted, cut, death, number, one_line
 from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
-from .common import (
-    EngineAddress,
-    cell,
-    connection_options,
-    console,
-    counted,
-    json_option,
-    key_fields,
-    one_line,
-    option,
-    payload_fields,
-    say_json,
-    table_of,
-)
+from .command_options import EngineCall, call_options, json_option, option, where_option
+from .printing import cell, console, key_fields, payload_fields, say_json, table_of
 from .queues import event_line, shown
 from .sql import MS, asked, tables_option
 
@@ -44,7 +32,7 @@ PREVIEW_MAX = 100
 
 @click.command()
 @click.argument("queue")
-@option("--where", metavar="EXPRESSION", help="Matching messages: '/price > 10'.")
+@where_option
 @option(
     "--state",
     type=click.Choice(("ready", "leased", "delayed")),
@@ -57,16 +45,8 @@ PREVIEW_MAX = 100
     show_default=True,
     help="Show at most this many.",
 )
-@connection_options
-@json_option
-def browse(
-    queue: str,
-    where: str | None,
-    state: str | None,
-    limit: int,
-    engine: EngineAddress,
-    as_json: bool,
-) -> None:
+@call_options
+def browse(queue: str, where: str | None, state: str | None, limit: int, call: EngineCall) -> None:
     """Look at the messages of QUEUE, in order, without taking them.
 
     For dead messages it shows why, in which queue and when they died.
@@ -77,9 +57,9 @@ def browse(
       lakequeue browse orders --where '/price > 10' --state leased
       lakequeue browse orders-dmq --json --limit 1000 | jq .payload
     """
-    with engine.connect("browse") as connection:
-        found = connection.admin().browse(queue, where=where, state=state, limit=limit)
-    show_browsed(found, as_json)
+    with call.admin("browse") as admin:
+        found = admin.browse(queue, where=where, state=state, limit=limit)
+    show_browsed(found, call.as_json)
 
 
 def show_browsed(found: list[BrowsedMessage], as_json: bool) -> None:
@@ -231,7 +211,7 @@ def _broker(lake: Any, named: str | None) -> str:
 def _again(found: past.Moment) -> str:
     steps = found.step - found.snapshot
     since = f"the snapshot of step {found.snapshot:,}" if found.snapshot else "the beginning"
-    return f"{since} and {steps:,} step{'' if steps == 1 else 's'} after it"
+    return f"{since} and {counted(steps, 'step')} after it"
 
 
 def _look(

@@ -11,26 +11,19 @@ from typing import Any
 
 import click
 
-from ..monitor.formatting import clock, number
-from .common import (
+from ..monitor.formatting import clock, counted, number, one_line
+from .command_options import (
     DEFAULT_HOME,
-    EngineAddress,
+    EngineCall,
     Number,
-    answer,
-    confirm,
-    connection_options,
-    counted,
+    call_options,
     gathered,
-    json_option,
     nearest_home,
-    note,
-    one_line,
     option,
     pairs,
-    payload_fields,
-    say,
-    say_json,
+    where_option,
 )
+from .printing import note, payload_fields, say, say_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +45,24 @@ class Selection:
             raise click.UsageError(f"choose messages: {wanted}{both}")
         return {"where": self.where, "ids": self.ids}
 
-    def ask_first(self, count: int, question: str, as_json: bool) -> None:
+    def ask_first(self, count: int, question: str, call: EngineCall) -> None:
         """Ask for confirmation, unless --yes is given or nothing would change."""
         if not self.yes and count:
-            confirm(question.format(counted(count, "message")), as_json)
+            call.confirm(question.format(counted(count, "message")))
 
-    def change(self, do: Callable[..., Any], question: str, as_json: bool) -> Any:
+    def change(self, do: Callable[..., Any], question: str, call: EngineCall) -> Any:
         """What `do` did, after a confirmation, or would do. It takes ``dry_run`` and ``why``."""
         done = do(**self.messages(), dry_run=True, why=self.why)
         if not self.dry_run:
-            self.ask_first(done.count, question, as_json)
+            self.ask_first(done.count, question, call)
             done = do(**self.messages(), why=self.why)
         return done
 
 
-WHERE = option("--where", metavar="EXPRESSION", help="Matching messages: '/price > 10'.")
 IDS = option("--ids", metavar="RANGES", help="Messages with these ids: '17,20-25'.")
 YES = option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 which_options = gathered(
-    Selection, "chosen", WHERE, IDS,
+    Selection, "chosen", where_option, IDS,
     option("--all", "everything", is_flag=True, help="All messages."),
     option("--dry-run", is_flag=True, help="Change nothing; print how many messages would change."),
     YES,
@@ -86,9 +78,8 @@ def left(why: dict[str, int]) -> str:
 @click.command()
 @click.argument("queue")
 @which_options
-@connection_options
-@json_option
-def purge(queue: str, chosen: Selection, engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def purge(queue: str, chosen: Selection, call: EngineCall) -> None:
     """Remove messages from QUEUE for good, also leased ones. Asks first.
 
     \b
@@ -98,25 +89,23 @@ def purge(queue: str, chosen: Selection, engine: EngineAddress, as_json: bool) -
       lakequeue purge orders-dmq --all --yes
     """
     messages = chosen.messages()
-    with engine.connect("purge") as connection:
-        admin = connection.admin()
+    with call.admin("purge") as admin:
         if chosen.dry_run or not chosen.yes:  # counting reads every message, as removing does
             removed = admin.purge(queue, **messages, dry_run=True)
         if not chosen.dry_run:
             if not chosen.yes:
-                chosen.ask_first(removed, f"Remove {{}} from {queue} for good?", as_json)
+                chosen.ask_first(removed, f"Remove {{}} from {queue} for good?", call)
             removed = admin.purge(queue, **messages, why=chosen.why)
     key, did = ("would_remove", "would be removed") if chosen.dry_run else ("removed", "removed")
-    answer({"queue": queue, key: removed}, f"{removed:,} {did} from {queue}", as_json)
+    call.answer({"queue": queue, key: removed}, f"{removed:,} {did} from {queue}")
 
 
 @click.command()
 @click.argument("queue")
 @click.argument("to")
 @which_options
-@connection_options
-@json_option
-def move(queue: str, to: str, chosen: Selection, engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def move(queue: str, to: str, chosen: Selection, call: EngineCall) -> None:
     """Move messages from QUEUE to the queue TO. Asks first.
 
     They keep their ids, payloads and headers, and line up behind the messages of TO. Messages that
@@ -127,10 +116,11 @@ def move(queue: str, to: str, chosen: Selection, engine: EngineAddress, as_json:
       lakequeue move orders orders-2 --where "/region = 'west'" --dry-run
       lakequeue move orders orders-2 --ids 17,20-25 --yes --why "wrong address"
     """
-    with engine.connect("move") as connection:
-        do = partial(connection.admin().move, queue, to)
-        done = chosen.change(do, f"Move {{}} from {queue} to {to}?", as_json)
-    if as_json:
+    with call.admin("move") as admin:
+        done = chosen.change(
+            partial(admin.move, queue, to), f"Move {{}} from {queue} to {to}?", call
+        )
+    if call.as_json:
         say_json({"queue": queue, "to": to, "dry_run": chosen.dry_run, **asdict(done)})
         return
     say(f"{done.count:,} {'would be moved' if chosen.dry_run else 'moved'} to {to}")
@@ -143,15 +133,13 @@ def move(queue: str, to: str, chosen: Selection, engine: EngineAddress, as_json:
 @option("--header", "-H", "headers", multiple=True, metavar="NAME=TEXT", help="Set this header.")
 @option("--remove", multiple=True, metavar="NAME", help="Remove this header.")
 @which_options
-@connection_options
-@json_option
+@call_options
 def edit(
     queue: str,
     headers: tuple[str, ...],
     remove: tuple[str, ...],
     chosen: Selection,
-    engine: EngineAddress,
-    as_json: bool,
+    call: EngineCall,
 ) -> None:
     """Change headers of messages of QUEUE. Asks first.
 
@@ -166,10 +154,11 @@ def edit(
     if both := sorted(pairs(headers, "--header").keys() & {*remove}):
         raise click.UsageError(f"--header and --remove: both name {', '.join(both)}")
     new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
-    with engine.connect("edit") as connection:
-        do = partial(connection.admin().edit, queue, new)
-        done = chosen.change(do, f"Change the headers of {{}} of {queue}?", as_json)
-    if as_json:
+    with call.admin("edit") as admin:
+        done = chosen.change(
+            partial(admin.edit, queue, new), f"Change the headers of {{}} of {queue}?", call
+        )
+    if call.as_json:
         say_json({"queue": queue, "dry_run": chosen.dry_run, **asdict(done)})
         return
     say(f"{done.count:,} {'would be edited' if chosen.dry_run else 'edited'} in {queue}")
@@ -179,17 +168,10 @@ def edit(
 
 @click.command()
 @click.argument("queue")
-@WHERE
+@where_option
 @IDS
-@connection_options
-@json_option
-def redrive(
-    queue: str,
-    where: str | None,
-    ids: str | None,
-    engine: EngineAddress,
-    as_json: bool,
-) -> None:
+@call_options
+def redrive(queue: str, where: str | None, ids: str | None, call: EngineCall) -> None:
     """Send the dead messages of QUEUE back to the queues they died in.
 
     They keep their ids, payloads and headers. A message that cannot go back (its queue is gone,
@@ -202,9 +184,9 @@ def redrive(
       lakequeue browse orders-dmq --json | jq -r .id | head -3
       lakequeue redrive orders-dmq --ids 17,20-25
     """
-    with engine.connect("redrive") as connection:
-        done = connection.admin().redrive(queue, where=where, ids=ids)
-    if as_json:
+    with call.admin("redrive") as admin:
+        done = admin.redrive(queue, where=where, ids=ids)
+    if call.as_json:
         answer = {"moved": done.moved, "stayed": done.stayed, "queues": done.queues}
         say_json({"queue": queue, **answer, "why": done.why})
     else:
@@ -227,14 +209,13 @@ PREVIEW_MAX = 80
     help="Messages published from this time or message id on.",
 )
 @option("--until", metavar="TIME", help="Messages published until this time.")
-@WHERE
+@where_option
 @IDS
 @option("--rate", type=Number(min=0, min_open=True), metavar="N",
         help="At most this many messages per second.")  # fmt: skip
 @option("--dry-run", is_flag=True, help="Publish nothing; print how many, and some of them.")
 @YES
-@connection_options
-@json_option
+@call_options
 def replay(
     queue: str,
     since: str | None,
@@ -244,8 +225,7 @@ def replay(
     rate: float | None,
     dry_run: bool,
     yes: bool,
-    engine: EngineAddress,
-    as_json: bool,
+    call: EngineCall,
 ) -> None:
     """Publish past messages again, to QUEUE only. Asks first.
 
@@ -260,20 +240,19 @@ def replay(
     """
     if since is None and until is None and where is None and ids is None:
         raise click.UsageError("choose messages: --since, --until, --where or --ids")
-    tables = nearest_home(engine.home) or Path(DEFAULT_HOME)
+    tables = nearest_home(call.home) or Path(DEFAULT_HOME)
     chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
-    with engine.connect("replay") as connection:
-        admin = connection.admin()
+    with call.admin("replay") as admin:
         done = admin.replay(queue, **chosen, dry_run=True)
-        if not as_json:
+        if not call.as_json:
             _print_preview(done)
         if not dry_run:
             if not yes and done.count:
-                confirm(f"Publish {counted(done.count, 'message')} to {queue} again?", as_json)
+                call.confirm(f"Publish {counted(done.count, 'message')} to {queue} again?")
             done = admin.replay(
                 queue, **chosen, rate=rate, progress=lambda n: note(f"{n:,} published")
             )
-    if as_json:
+    if call.as_json:
         examples = [{**one, **payload_fields(one["payload"])} for one in done.examples]
         say_json({"queue": queue, "dry_run": dry_run, **asdict(done), "examples": examples})
     elif not dry_run:

@@ -30,23 +30,13 @@ from typing import Any
 import click
 
 from ..client.values import duration_ms
+from ..monitor.formatting import counted
 from ..protocol import commands
 from ..protocol.errors import LeaseLost
-from .common import (
-    EngineAddress,
-    Number,
-    connection_options,
-    counted,
-    json_option,
-    json_text,
-    key_fields,
-    note,
-    option,
-    payload_fields,
-    say_json,
-    stop_on_signals,
-)
+from .command_options import EngineCall, Number, call_options, option
 from .group import EXIT_FAILED, standard
+from .printing import json_text, key_fields, note, payload_fields, say_json
+from .signals import stop_on_signals
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
 # What Linux accepts as a program's environment: 128 KiB per variable, about 2 MB in all.
@@ -239,8 +229,7 @@ AFTER_WORK = ("individual", "client")  # modes in which this command acks
     help="With --exec: how long a canceled message waits.  [default: the queue's redelivery_delay, "
     "else 1s, doubled with each attempt, 1m at most]",
 )  # fmt: skip
-@connection_options
-@json_option
+@call_options
 @click.pass_context
 def consume(
     ctx: click.Context,
@@ -252,8 +241,7 @@ def consume(
     max_backlog: int | None,
     command: str | None,
     retry_delay: str | None,
-    engine: EngineAddress,
-    as_json: bool,
+    call: EngineCall,
 ) -> None:
     """Receive messages of QUEUE and print their payloads, one per line.
 
@@ -285,18 +273,18 @@ def consume(
         duration_ms(retry_delay, "--retry-delay")  # not only when the first command fails
     backlog = max_backlog or (1 if command else BACKLOG)  # with more, waiting leases would end
     backlog = min(backlog, count) if count else backlog
-    with engine.connect("consume") as connection, stop_on_signals() as stop:
+    with call.connect("consume") as connection, stop_on_signals() as stop:
         definition = _definition(connection, queue, timeout)
         backs_off = bool(definition["redelivery_delay_ms"])
         executor = Executor(command, retry_delay, backs_off) if command else None
-        work = executor or Printer(as_json, ack_mode, stop.is_set)
+        work = executor or Printer(call.as_json, ack_mode, stop.is_set)
         options = {"filter": where} if where else {}
         with connection.consumer(
             queue, ack_mode=ack_mode, max_backlog=backlog, **options
         ) as consumer:
             _receive(consumer, work, count, timeout, stop.is_set)
     if executor is not None:
-        _close(executor, as_json)
+        _close(executor, call)
         if executor.failed:
             ctx.exit(EXIT_FAILED)
 
@@ -308,10 +296,10 @@ def _definition(connection: Any, queue: str, timeout: float | None) -> dict[str,
     return look["definition"]
 
 
-def _close(executor: Executor, as_json: bool) -> None:
+def _close(executor: Executor, call: EngineCall) -> None:
     """Report how many messages were given to the command, and how many failed."""
     given, failed = executor.given, executor.failed
-    if as_json:
+    if call.as_json:
         say_json({"given": given, "failed": failed})
         return
     note(f"{counted(given, 'message')} given to the command, {failed:,} failed")

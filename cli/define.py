@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..monitor.formatting import counted
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import (
-    EngineAddress,
-    answer,
-    confirm,
-    connection_options,
-    counted,
-    json_option,
-    note,
-    option,
-    say,
-    say_json,
-)
+from .command_options import EngineCall, call_options, option
 from .group import standard
+from .printing import note, say, say_json
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
@@ -31,9 +22,8 @@ PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
 
 @click.command()
 @click.argument("what", nargs=-1, required=True, metavar="FILE|KEY=VALUE...")
-@connection_options
-@json_option
-def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def define(what: tuple[str, ...], call: EngineCall) -> None:
     """Define queues, or change their definitions, while the engine runs.
 
     FILE: a configuration as for `lakequeue up --config`, or - for standard input. KEY=VALUE: one
@@ -54,13 +44,12 @@ def define(what: tuple[str, ...], engine: EngineAddress, as_json: bool) -> None:
     if pairs:
         wanted = [_definition(pairs)]
     else:
-        wanted = [queue for file in what for queue in _of_file(file, engine.vpn)]
-    with engine.connect("define") as connection:
-        admin = connection.admin()
+        wanted = [queue for file in what for queue in _of_file(file, call.vpn)]
+    with call.admin("define") as admin:
         there = {queue["name"]: queue for queue in admin.queues()}
         for definition in wanted:
             admin.define(definition, replace=not pairs)
-    _report([definition["name"] for definition in wanted], set(there), as_json)
+    _report([definition["name"] for definition in wanted], set(there), call)
 
 
 def key_values(arguments: tuple[str, ...], wanted: str) -> dict[str, str]:
@@ -135,8 +124,8 @@ def _pass_over(file: str, configuration: Configuration) -> None:
         note(f"{file}: only its queues are defined; {sections} is read when the engine starts")
 
 
-def _report(names: list[str], there: set[str], as_json: bool) -> None:
-    if as_json:
+def _report(names: list[str], there: set[str], call: EngineCall) -> None:
+    if call.as_json:
         again = [name for name in names if name in there]
         say_json({"defined": names, "again": again})
         return
@@ -147,9 +136,8 @@ def _report(names: list[str], there: set[str], as_json: bool) -> None:
 @click.command()
 @click.argument("queue")
 @option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
-@connection_options
-@json_option
-def delete(queue: str, yes: bool, engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def delete(queue: str, yes: bool, call: EngineCall) -> None:
     """Delete QUEUE with its messages, which are not delivered. Asks first.
 
     If the engine's --config file still names it, the next start defines it again.
@@ -159,31 +147,23 @@ def delete(queue: str, yes: bool, engine: EngineAddress, as_json: bool) -> None:
       lakequeue delete orders
       lakequeue delete orders-dmq --yes
     """
-    with engine.connect("delete") as connection:
-        admin = connection.admin()
+    with call.admin("delete") as admin:
         found = admin.describe(queue)
         depth, consumers = found["depth"], len(found["consumers"])
         if not yes:
             held, bound = counted(depth, "message"), counted(consumers, "consumer")
-            confirm(f"{queue} holds {held} and has {bound}. Delete it?", as_json)
+            call.confirm(f"{queue} holds {held} and has {bound}. Delete it?")
         admin.delete(queue)
     text = f"{queue} deleted with {counted(depth, 'message')}"
-    answer({"queue": queue, "deleted": True, "messages": depth}, text, as_json)
+    call.answer({"queue": queue, "deleted": True, "messages": depth}, text)
 
 
 @click.command()
 @click.argument("queue")
 @option("--ingress/--open-ingress", default=None, help="Stop taking messages in, or start again.")
 @option("--egress/--open-egress", default=None, help="Stop delivering, or start again.")
-@connection_options
-@json_option
-def shutdown(
-    queue: str,
-    ingress: bool | None,
-    egress: bool | None,
-    engine: EngineAddress,
-    as_json: bool,
-) -> None:
+@call_options
+def shutdown(queue: str, ingress: bool | None, egress: bool | None, call: EngineCall) -> None:
     """Shut down or open QUEUE's ingress or egress.
 
     With ingress shut down, messages are discarded, or refused if the queue has
@@ -197,8 +177,7 @@ def shutdown(
     """
     if ingress is None and egress is None:
         raise click.UsageError("name one of --ingress, --egress, --open-ingress, --open-egress")
-    with engine.connect("shutdown") as connection:
-        admin = connection.admin()
+    with call.admin("shutdown") as admin:
         found = admin.describe(queue)
         closed = {
             "ingress": not found["ingress"] if ingress is None else ingress,
@@ -206,4 +185,4 @@ def shutdown(
         }
         admin.shutdown(queue, **closed)
     states = (f"{side} {'shut down' if shut else 'open'}" for side, shut in closed.items())
-    answer({"queue": queue, "shut_down": closed}, f"{queue}: {', '.join(states)}", as_json)
+    call.answer({"queue": queue, "shut_down": closed}, f"{queue}: {', '.join(states)}")

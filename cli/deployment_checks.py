@@ -21,7 +21,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..streaming.version import code_version
 from .engine_checks import kafkas_admin, topic_settings
-from .machine_checks import Check
+from .machine_checks import Check, verdict
 
 CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
 ANSWER_S = 5.0
@@ -69,7 +69,7 @@ def kafka_checks(look: KafkaLook, vpns: set[str], numbers: int) -> list[Check]:
 
 def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> Check:
     """Does each broker have its partitions?"""
-    name, each = "partitions", {topics.COMMANDS: 1, topics.PUBLISH: topics.PUBLISH_PARTITIONS}
+    each = {topics.COMMANDS: 1, topics.PUBLISH: topics.PUBLISH_PARTITIONS}
     wanted = f"of {topics.COMMANDS} {numbers}, of {topics.PUBLISH} {numbers * 8} in each VPN"
     if numbers < 2:
         wanted = "any number: one broker reads all"
@@ -79,26 +79,21 @@ def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> 
         for vpn in sorted(vpns) for kind, n in each.items()
         if (topic := topics.topic(vpn, kind)) in own and own[topic].partitions < n * numbers
     ]  # fmt: skip
-    if not wrong:
-        return Check(name, True, "each broker has its own", wanted)
     advice = "Start the engine: it adds them. If it refuses, these topics were made by others."
-    return Check(name, False, "; ".join(wrong), wanted, advice)
+    return verdict("partitions", wrong, "each broker has its own", wanted, advice)
 
 
 def size_check(own: Mapping[str, TopicLook]) -> Check:
     """Do the engine's topics take records as large as it writes?"""
 
     wanted = f"max.message.bytes of {RECORD_BYTES_MAX:,} or more"
-    small = {
-        name: int(size) for name, one in sorted(own.items())
+    small = [
+        f"{name} takes {int(size):,}" for name, one in sorted(own.items())
         if (size := one.settings.get("max.message.bytes", "")).isdigit()
         and int(size) < RECORD_BYTES_MAX
-    }  # fmt: skip
-    if not small:
-        return Check("record size", True, f"yes, on {len(own)} topics", wanted)
-    found = "; ".join(f"{name} takes {size:,}" for name, size in small.items())
+    ]  # fmt: skip
     advice = "Larger messages and steps are refused: raise it with kafka-configs.sh --alter."
-    return Check("record size", False, found, wanted, advice)
+    return verdict("record size", small, f"yes, on {len(own)} topics", wanted, advice)
 
 
 def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
@@ -112,15 +107,14 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
         in_sync = int(one.settings.get("min.insync.replicas", "1"))
         if not 1 < in_sync < one.replicas:
             wrong.append(f"{topic} has {one.replicas} replicas, min.insync.replicas={in_sync}")
-    if not wrong:
-        return Check(name, True, f"yes, on {len(own)} topics", wanted)
-    more = f"; and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+    if len(wrong) > 5:
+        wrong[5:] = [f"and {len(wrong) - 5} more"]
     advice = (
         "With fewer, the death of one broker loses acknowledged messages, or stops all writing: "
         "set default.replication.factor=3 and min.insync.replicas=2 before the engine makes its "
         "topics, or change these with kafka-reassign-partitions.sh and kafka-configs.sh."
     )
-    return Check(name, False, "; ".join(wrong[:5]) + more, wanted, advice)
+    return verdict(name, wrong, f"yes, on {len(own)} topics", wanted, advice)
 
 
 def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
@@ -184,11 +178,9 @@ def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Chec
         and not is_regex(topic) and topic not in look.topics
         and (TOPIC_MISSING in queue["alerts"] or not queue["counters"]["spooled"])
     ]  # fmt: skip
-    name, wanted = "captured topics", "each underlying_topic is in Kafka"
-    if not missing:
-        return Check(name, True, "all there", wanted)
+    wanted = "each underlying_topic is in Kafka"
     advice = "Make the topic, or correct the definition: the queue takes nothing from it."
-    return Check(name, False, "; ".join(missing), wanted, advice)
+    return verdict("captured topics", missing, "all there", wanted, advice)
 
 
 # ------------------------------------------------------------ the engine, by its heartbeat
@@ -267,16 +259,14 @@ def deployment_checks(
 
 def states_check(brokers: list[dict[str, Any]]) -> Check:
     """Do the engine's brokers run? brokers: as `Admin.brokers` returns them."""
-    name, wanted = "brokers", "all run"
-    away = [one for one in brokers if one["state"] not in ("running", "")]
-    if not away:
-        return Check(name, True, f"{len(brokers)} run" if brokers else "none is known", wanted)
-    found = "; ".join(
+    away = [
         f"{one['name']} is {one['state']}" + (f" ({one['why']})" if one.get("why") else "")
-        for one in away
-    )
+        for one in brokers
+        if one["state"] not in ("running", "")
+    ]
     advice = "See the engine's log, and spark.log in its home."
-    return Check(name, False, found, wanted, advice)
+    there = f"{len(brokers)} run" if brokers else "none is known"
+    return verdict("brokers", away, there, "all run", advice)
 
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:

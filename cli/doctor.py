@@ -7,20 +7,13 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from .common import (
-    EngineAddress,
-    connection_options,
-    console,
-    json_option,
-    option,
-    say_json,
-    table_of,
-)
+from .command_options import EngineCall, call_options, option
 from .deployment_checks import deployment_checks
 from .engine_checks import brokers_of, home_problem, load_configuration, look, vpns_of
 from .group import EXIT_FAILED, EnvironmentFault
 from .machine_checks import Check, diagnose
 from .presence import engine_lives, presence_checks
+from .printing import console, say_json, table_of
 from .start_engine import PACKAGE_CONFIGURATION
 
 KAFKA = "kafka://"
@@ -37,16 +30,10 @@ KAFKA = "kafka://"
     "--master", envvar="LAKEQUEUE_MASTER",
     help="The Spark that will run the engine.  [default: local, with slots for all]",
 )  # fmt: skip
-@connection_options
-@json_option
+@call_options
 @click.pass_context
 def doctor(
-    ctx: click.Context,
-    queue: str | None,
-    config: Path,
-    master: str | None,
-    engine: EngineAddress,
-    as_json: bool,
+    ctx: click.Context, queue: str | None, config: Path, master: str | None, call: EngineCall
 ) -> None:
     """Check that everything lakequeue needs is here; exit status 1 if something is missing.
 
@@ -60,15 +47,15 @@ def doctor(
       lakequeue doctor --home .lakequeue --queue orders
       lakequeue doctor --url kafka-1:9092 --config queues.yaml --master 'local[4]' --json
     """
-    presence, bootstrap = _presence(engine, queue)
-    checks = diagnose(engine.home)
+    presence, bootstrap = _presence(call, queue)
+    checks = diagnose(call.home)
     configuration, wrong = load_configuration(config)
-    checks += [*wrong, *look(engine.home, configuration, master, bootstrap), *presence]
+    checks += [*wrong, *look(call.home, configuration, master, bootstrap), *presence]
     if bootstrap is not None:
-        brokers = 1 if configuration is None else len(brokers_of(configuration, engine.home))
-        vpns, lives = vpns_of(configuration) | {engine.vpn}, engine_lives(presence)
-        checks += deployment_checks(bootstrap, vpns, brokers, engine.vpn, lives)
-    if as_json:
+        brokers = 1 if configuration is None else len(brokers_of(configuration, call.home))
+        vpns, lives = vpns_of(configuration) | {call.vpn}, engine_lives(presence)
+        checks += deployment_checks(bootstrap, vpns, brokers, call.vpn, lives)
+    if call.as_json:
         names = ("name", "ok", "found", "wanted", "advice")
         say_json([{name: getattr(check, name) for name in names} for check in checks])
     else:
@@ -88,18 +75,18 @@ def _show(checks: list[Check]) -> None:
     console().print(table)
 
 
-def _presence(engine: EngineAddress, queue: str | None) -> tuple[list[Check], str | None]:
+def _presence(call: EngineCall, queue: str | None) -> tuple[list[Check], str | None]:
     """The checks of what runs at the named address or home, and Kafka's address if one answers
     there. A home need not have been started yet."""
-    named = bool(engine.url or queue)
+    named = bool(call.url or queue)
     try:
-        address = engine.find()
+        address = call.find()
     except EnvironmentFault as fault:
         found, advice = str(fault).split(": ", 1)
-        if engine.home is not None and home_problem(engine.home):
+        if call.home is not None and home_problem(call.home):
             advice = "See checkpoint, above."
         return [Check("Kafka", not named, found, "a broker that answers", advice, named)], None
-    required = named or engine.home is not None
-    checks = presence_checks(address, engine.its_home(), engine.vpn, queue, required)
+    required = named or call.home is not None
+    checks = presence_checks(address, call.its_home(), call.vpn, queue, required)
     meant = required and bool(checks) and checks[0].ok
     return checks, address.removeprefix(KAFKA) if meant else None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.home_places import ABOUT, places_of
-from .machine_checks import Check
+from .machine_checks import Check, verdict
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
@@ -127,13 +127,11 @@ def retention_check(
     inputs, logs = input_topics(set(settings), configuration, home)
     problems = [p for t in sorted(inputs) if (p := input_problem(t, settings[t]))]
     problems += [p for t in sorted(logs) if (p := log_problem(t, settings[t]))]
-    if not problems:
-        return Check(name, True, f"yes, on {len(inputs) + len(logs)} topics", wanted)
     advice = (
         "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
         "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
     )
-    return Check(name, False, "; ".join(problems), wanted, advice)
+    return verdict(name, problems, f"yes, on {len(inputs) + len(logs)} topics", wanted, advice)
 
 
 def input_topics(

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import click
 
-from ..monitor.formatting import one_line
+from ..monitor.formatting import counted, one_line
 from ..protocol.errors import ConfigError, LakequeueError, NotConnected, Timeout
 from ..streaming.version import code_version
 
@@ -138,8 +138,8 @@ def exit_status(error: BaseException) -> int:
 def sentences(error: BaseException) -> list[str]:
     """An error for people: one line, or one per problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
-        count = len(error.problems)
-        head = f"The configuration has {count} problem{'s' if count > 1 else ''}; nothing was done:"
+        found = counted(len(error.problems), "problem")
+        head = f"The configuration has {found}; nothing was done:"
         return [head, *(f"  {problem}" for problem in error.problems)]
     if isinstance(error, LakequeueError):
         return [str(error) or type(error).__doc__ or type(error).__name__]

@@ -47,6 +47,13 @@ class Check:
     required: bool = True
 
 
+def verdict(name: str, wrong: list[str], good: str, wanted: str, advice: str) -> Check:
+    """A check that found these faults, or none. good: what it found then."""
+    if not wrong:
+        return Check(name, True, good, wanted)
+    return Check(name, False, "; ".join(wrong), wanted, advice)
+
+
 def diagnose(home: Path | str | None = None) -> list[Check]:
     """Check this machine and, if one is named, the place of a home (within 1 s). `engine_checks`
     has what the engine needs."""

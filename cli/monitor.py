@@ -21,18 +21,10 @@ from rich.live import Live
 from ..monitor.auth import Auth
 from ..monitor.engine_figures import EngineFigures
 from ..monitor.snapshot import VpnMonitor
-from .common import (
-    EngineAddress,
-    Number,
-    connection_options,
-    console,
-    json_option,
-    note,
-    option,
-    say_json,
-    stop_on_signals,
-)
+from .command_options import WHICH_ENGINE, EngineCall, Number, call_options, gathered, option
 from .group import EnvironmentFault, standard
+from .printing import console, note, say_json
+from .signals import stop_on_signals
 
 if TYPE_CHECKING:
     from ..monitor.server import PageServer
@@ -53,16 +45,14 @@ EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
 @option("--metrics", metavar="ADDRESS", help="The address of the engine's metrics.  "
         "[default: that of --home]")  # fmt: skip
-@connection_options
-@json_option
+@call_options
 def monitor(
     host: str,
     port: int,
     admin: bool,
     token_file: Path | None,
     metrics: str | None,
-    engine: EngineAddress,
-    as_json: bool,
+    call: EngineCall,
 ) -> None:
     """Serve a page that shows the queues, and why they do not move, until Ctrl-C.
 
@@ -81,16 +71,16 @@ def monitor(
             auth = Auth(_token(token_file), admin, host)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        vpn_monitor = VpnMonitor(opener(engine.find(), engine.vpn))
-        place = engine.its_home()
-        monitors, figures = {engine.vpn: vpn_monitor}, _figures(metrics, place)
+        vpn_monitor = VpnMonitor(opener(call.find(), call.vpn))
+        place = call.its_home()
+        monitors, figures = {call.vpn: vpn_monitor}, _figures(metrics, place)
         try:
             server = _server(monitors, auth, place, figures, host, port)
         except OSError as error:
             problem = error.strerror or error
             raise EnvironmentFault(f"{host}:{port}: {problem}: choose --port") from error
         server.start()
-        if as_json:
+        if call.as_json:
             say_json({"event": "ready", "address": server.address})
         else:
             click.echo(f"{server.address}  (Ctrl-C ends it)")
@@ -187,8 +177,8 @@ KEYS = {
     "--every", type=Number(min=0.5), default=2.0, show_default=True, metavar="SECONDS",
     help="How often to look; less often if the engine answers slowly.",
 )  # fmt: skip
-@connection_options
-def top(every: float, engine: EngineAddress) -> None:
+@gathered(EngineCall, "call", *WHICH_ENGINE)  # without --json
+def top(every: float, call: EngineCall) -> None:
     """Show the queues in this terminal, and why they do not move, until q.
 
     \b
@@ -202,7 +192,7 @@ def top(every: float, engine: EngineAddress) -> None:
     screen = console()
     if not screen.is_terminal or not standard(sys.stdin, "input").isatty():
         raise click.UsageError("top needs a terminal; `lakequeue queues --json` is for programs")
-    vpn_monitor = VpnMonitor(opener(engine.find(), engine.vpn), every)
+    vpn_monitor = VpnMonitor(opener(call.find(), call.vpn), every)
     with stop_on_signals() as stop, keyboard(sys.stdin.fileno()) as key:
         show(vpn_monitor, screen, lambda wait_s: "q" if stop.is_set() else key(wait_s), every)
     vpn_monitor.close()

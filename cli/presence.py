@@ -17,6 +17,7 @@ from typing import Any
 
 import lakequeue
 
+from ..monitor.formatting import counted
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected, Timeout
 from ..protocol.home_places import ABOUT, TABLES, TABLES_LOCK
@@ -188,4 +189,4 @@ def _queue_check(address: str, vpn: str, queue: str) -> Check:
         advice = "See `lakequeue queues`; define it with `lakequeue define`."
         return Check("queue", False, str(error), wanted, advice)
     depth = look["depth"]
-    return Check("queue", True, f"{depth:,} message{'' if depth == 1 else 's'}", wanted)
+    return Check("queue", True, counted(depth, "message"), wanted)

@@ -15,19 +15,9 @@ import click
 from ..client.producer.options import destination_of, headers_of, ttl_ms
 from ..client.values import content, delivery_ms
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
-from .common import (
-    EngineAddress,
-    Number,
-    connection_options,
-    console,
-    json_option,
-    note,
-    option,
-    pairs,
-    say,
-    say_json,
-)
+from .command_options import EngineCall, Number, call_options, option, pairs
 from .group import EXIT_FAILED, standard
+from .printing import console, note, say, say_json
 
 WINDOW = 1000
 ACK_SECONDS_MAX = 60.0
@@ -54,8 +44,7 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
     type=Number(min=0, min_open=True),
     help="At most this many per second.",
 )
-@connection_options
-@json_option
+@call_options
 @click.pass_context
 def publish(
     ctx: click.Context,
@@ -68,8 +57,7 @@ def publish(
     delay: str | None,
     priority: int | None,
     rate: float | None,
-    engine: EngineAddress,
-    as_json: bool,
+    call: EngineCall,
 ) -> None:
     """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
 
@@ -94,25 +82,28 @@ def publish(
     of_all = {"ttl": ttl, "delay": delay, "priority": priority}
     options = {name: value for name, value in of_all.items() if value is not None}
     tally = Tally()
-    with engine.connect("publish") as connection:
+    with call.connect("publish") as connection:
         producer = connection.producer(window=WINDOW, **options)
+        payloads = messages(files, lines)
+        if files and not call.as_json:
+            payloads = _progress(payloads, files)
         try:
             started = time.monotonic()
-            for count, payload in enumerate(_progress(messages(files, lines), files, as_json)):
+            for count, payload in enumerate(payloads):
                 if rate is not None:
                     time.sleep(max(0.0, started + count / rate - time.monotonic()))
                 tally.sent(producer.send_async(queue, payload, **each))
             producer.flush(timeout=ACK_SECONDS_MAX)
         except (Timeout, NotConnected):  # messages without an answer are unknown, not refused
             tally.finish()
-            tally.report(queue, as_json)
+            tally.report(queue, call.as_json)
             raise
         finally:
             with contextlib.suppress(Timeout):
                 producer.close(timeout=0)
         tally.finish()
-        tally.report(queue, as_json)
-        if NO_MATCH in tally.refused and not as_json:
+        tally.report(queue, call.as_json)
+        if NO_MATCH in tally.refused and not call.as_json:
             note(why_none_takes_it(connection.admin(), queue))
     if tally.refused or tally.discarded:
         ctx.exit(EXIT_FAILED)
@@ -160,9 +151,8 @@ class Tally:
         try:
             receipt = self._open.popleft().result()
             self.stored += receipt.message_id is not None
-            if (
-                receipt.discarded or receipt.message_id is None
-            ):  # one queue may store it, another drop it
+            # One queue may store it, another drop it.
+            if receipt.discarded or receipt.message_id is None:
                 self.discarded[_why_discarded(receipt)] += 1
         except Rejected as error:
             by = f" by {error.queue}" if error.queue else ""
@@ -221,10 +211,10 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
             yield line
 
 
-def _progress(payloads: Iterator[bytes], files: tuple[Path, ...], as_json: bool) -> Iterator[bytes]:
+def _progress(payloads: Iterator[bytes], files: tuple[Path, ...]) -> Iterator[bytes]:
     """The same payloads; on a terminal, with a progress bar."""
     terminal = console(stderr=True)
-    if as_json or not files or not terminal.is_terminal:
+    if not terminal.is_terminal:
         yield from payloads
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

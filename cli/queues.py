@@ -4,6 +4,7 @@ B4)."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -11,26 +12,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..monitor.formatting import clock, number, size
+from ..monitor.formatting import clock, number, one_line, size
 from ..monitor.queue_details import described
 from ..protocol.outputs import is_alert
-from .common import (
-    EngineAddress,
-    Number,
-    cell,
-    connection_options,
-    console,
-    json_option,
-    json_text,
-    note,
-    one_line,
-    option,
-    percent,
-    say,
-    say_json,
-    stop_on_signals,
-    table_of,
-)
+from .command_options import EngineCall, Number, call_options, option
+from .printing import cell, console, json_text, note, say, say_json, table_of
+from .signals import stop_on_signals
 
 # Scope, what is used, its limit, the name of its alert, and how it is shown.
 ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
@@ -42,9 +29,8 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 
 
 @click.command()
-@connection_options
-@json_option
-def usage(engine: EngineAddress, as_json: bool) -> None:
+@call_options
+def usage(call: EngineCall) -> None:
     """Show how much of their limits the VPN and each broker use, which alerts are set, and what was
     refused. Limits apply per broker.
 
@@ -53,9 +39,9 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
       lakequeue usage
       lakequeue usage --json | jq .broker
     """
-    with engine.connect("usage") as connection:
-        found, queues = connection.admin().usage(), connection.admin().queues()
-    if as_json:
+    with call.admin("usage") as admin:
+        found, queues = admin.usage(), admin.queues()
+    if call.as_json:
         say_json(found)
         return
 
@@ -73,6 +59,11 @@ def usage(engine: EngineAddress, as_json: bool) -> None:
     for queue in queues:
         for reason, count in (queue.get("rejected") or {}).items():
             say(f"{count:,} refused: {reason} by {queue['name']}")
+
+
+def percent(level: float, limit: float | None) -> str:
+    """The used share of a limit in percent; – without a limit."""
+    return f"{level * 100 / limit:.1f}" if limit else "–"
 
 
 def each(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -112,15 +103,8 @@ def alerts_of(found: Mapping[str, Any]) -> list[str]:
     "--every", type=Number(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
     help="With --watch: how often.",
 )  # fmt: skip
-@connection_options
-@json_option
-def queues(
-    queue: str | None,
-    watch: bool,
-    every: float,
-    engine: EngineAddress,
-    as_json: bool,
-) -> None:
+@call_options
+def queues(queue: str | None, watch: bool, every: float, call: EngineCall) -> None:
     """Show every queue, or one QUEUE with its consumers and counters.
 
     \b
@@ -129,31 +113,25 @@ def queues(
       lakequeue queues orders --watch
       lakequeue queues --json | jq '.[] | {name, depth}'
     """
-    with engine.connect("queues") as connection:
-        if not watch:
-            if as_json:
-                described = look(connection, queue)
-                say_json(described[0] if queue else described)
+    live = Live(console=console(), auto_refresh=False)
+    with call.connect("queues") as connection:
+
+        def show() -> None:
+            if call.as_json:
+                found = look(connection, queue)
+                say_json(found[0] if queue else found)
+            elif watch:
+                live.update(look_and_show(connection, queue), refresh=True)
             else:
                 console().print(look_and_show(connection, queue))
+
+        if not watch:
+            show()
             return
-        with stop_on_signals() as stop:
-            _watch(connection, queue, every, stop.wait, as_json)
-
-
-def _watch(connection: Any, queue: str | None, every: float, wait: Any, as_json: bool) -> None:
-    if as_json:
-        while True:
-            described = look(connection, queue)
-            say_json(described[0] if queue else described)
-            if wait(every):
-                return
-
-    with Live(console=console(), auto_refresh=False) as live:
-        while True:
-            live.update(look_and_show(connection, queue), refresh=True)
-            if wait(every):
-                return
+        with stop_on_signals() as stop, nullcontext() if call.as_json else live:
+            show()
+            while not stop.wait(every):
+                show()
 
 
 def look(connection: Any, queue: str | None) -> list[dict[str, Any]]:
@@ -263,16 +241,9 @@ COMMON = ("event", "vpn", "queue", "time")
     "--limit", type=click.IntRange(0, EVENTS_MAX), default=50, show_default=True,
     help="Show this many of the newest.",
 )  # fmt: skip
-@connection_options
-@json_option
+@call_options
 def events(
-    follow: bool,
-    every: float,
-    queue: str | None,
-    alerts: bool,
-    limit: int,
-    engine: EngineAddress,
-    as_json: bool,
+    follow: bool, every: float, queue: str | None, alerts: bool, limit: int, call: EngineCall
 ) -> None:
     """Show the newest notable events, oldest first. The engine keeps 1,000.
 
@@ -290,16 +261,15 @@ def events(
             return False
         return not queue or event["queue"] == queue
 
-    with engine.connect("events") as connection, stop_on_signals() as stop:
-        admin = connection.admin()
+    with call.admin("events") as admin, stop_on_signals() as stop:
         seen = admin.events(EVENTS_MAX)
         shown = [event for event in seen if wanted(event)]
-        _show(shown[len(shown) - min(limit, len(shown)) :], as_json)
-        if not shown and not as_json:
+        _show(shown[len(shown) - min(limit, len(shown)) :], call.as_json)
+        if not shown and not call.as_json:
             note("No such events so far.")
         while follow and not stop.wait(every):
             found = admin.events(EVENTS_MAX)
-            _show([event for event in newer(seen, found) if wanted(event)], as_json)
+            _show([event for event in newer(seen, found) if wanted(event)], call.as_json)
             seen = found
 
 

@@ -10,20 +10,12 @@ import click
 
 from ..lake import NoLake
 from ..lake.rebuilding import rebuild as made_again
-from ..monitor.formatting import clock
+from ..monitor.formatting import clock, counted
 from ..protocol.home_places import tables_place
 from ..sinks.table_damage import Table, look_at_tables
-from .common import (
-    DEFAULT_HOME,
-    Folder,
-    counted,
-    home_option,
-    json_option,
-    note,
-    option,
-    say_json,
-)
+from .command_options import DEFAULT_HOME, Folder, home_option, json_option, option
 from .group import EnvironmentFault
+from .printing import note, say_json
 
 
 @click.command()

@@ -23,20 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..monitor.formatting import one_line
 from ..protocol.errors import ConfigError, LakequeueError
 from ..streaming.java import JavaArchive, make_later
-from .common import (
-    ADDRESS_FILE,
-    console,
-    ending_signals,
-    interrupt_on_signals,
-    json_text,
-    note,
-    one_line,
-    say_json,
-    table_of,
-)
+from .command_options import ADDRESS_FILE
 from .group import EnvironmentFault, forget_standard_output
+from .printing import console, json_text, note, say_json, table_of
+from .signals import ending_signals, interrupt_on_signals
 
 TEXT, JSON = "text", "json"
 

@@ -17,20 +17,11 @@ from rich.cells import cell_len
 from ..lake import NoLake, open_lake
 from ..lake import trace as life_of
 from ..lake.opening import not_written
-from ..monitor.formatting import clock, cut
+from ..monitor.formatting import clock, counted, cut, one_line
 from ..protocol.errors import ConfigError, LakequeueError
-from .common import (
-    counted,
-    home_option,
-    json_option,
-    json_text,
-    note,
-    one_line,
-    option,
-    plain_value,
-    say_json,
-)
+from .command_options import home_option, json_option, option
 from .group import EnvironmentFault, standard
+from .printing import json_text, note, plain_value, say_json
 
 if TYPE_CHECKING:
     import duckdb

@@ -30,7 +30,7 @@ from ..streaming.home.home_folder import HomeFolder
 from ..streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, known_ports, port_is_free
 from ..streaming.kafka.kafka_watch import KafkaWatch
 from ..streaming.spark.queries import TRIGGERS
-from .common import gathered, home_option, json_option, option, pairs
+from .command_options import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
 from .service import Progress, environment_faults, in_the_foreground, run_engine

@@ -27,8 +27,9 @@ from ..protocol.folders import folder
 from ..protocol.home_places import CHECKPOINTS, TABLES, places_of
 from ..streaming.jars import cache_directory, ensure_jars, object_store_jars
 from ..streaming.spark.spark_session import package_zip, spark_settings
-from .common import ending_signals, option
+from .command_options import option
 from .group import EnvironmentFault
+from .signals import ending_signals
 from .start_engine import EngineOptions, check_master, engine_options, spark_master
 
 PROGRAM = Path(__file__).resolve().parent / "engine_program.py"

@@ -45,6 +45,11 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
 
 
+def counted(count: int, what: str) -> str:
+    """A count with its noun: ``1 message``, ``2 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def rate(value: float | None) -> str:
     """A rate per second; empty if nothing moves."""
     return f"{short(value)}/s" if value else "0"

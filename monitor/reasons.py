@@ -18,7 +18,7 @@ from typing import Any
 from ..client.message import BrowsedMessage
 from ..expressions import compile_program, is_true
 from ..protocol.descriptions import TOPIC_MISSING
-from .formatting import cut, one_line
+from .formatting import counted, cut, one_line
 
 LOOKED_AT = 200  # messages that are worth looking at
 NAMES_MAX = 5
@@ -174,7 +174,7 @@ def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
         parts.append(f"{_are(len(delayed))} delayed, the last due {due}")
     behind = queue["ready"] - sum(m.state == "ready" for m in messages[: at + 1])
     return (
-        f"Barrier {messages[at].id} waits for {_count(len(before), 'message')} before it: "
+        f"Barrier {messages[at].id} waits for {counted(len(before), 'message')} before it: "
         f"{_named(parts)}. Behind it {_are(behind)} ready."
     )
 
@@ -266,7 +266,7 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
         text = f"The queue is full: {queue['spool_bytes']:,} of {limit:,} bytes. It refuses more."
         found.append(Waiting("full", text, side="in"))
     elif most is not None and depth >= most > 0:
-        text = f"The queue is full: {depth:,} of {_count(most, 'message')}. It refuses more."
+        text = f"The queue is full: {depth:,} of {counted(most, 'message')}. It refuses more."
         found.append(Waiting("full", text, side="in"))
     return found
 
@@ -291,17 +291,13 @@ def _named(parts: Iterable[str]) -> str:
     return f"{shown} and {more:,} more" if more > 0 else shown
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
-
-
 def _are(n: int) -> str:
     return f"{n:,} is" if n == 1 else f"{n:,} are"
 
 
 def _waiting(queue: Queue) -> str:
     n = queue["ready"]
-    return f"{_count(n, 'message')} {'waits' if n == 1 else 'wait'}"
+    return f"{counted(n, 'message')} {'waits' if n == 1 else 'wait'}"
 
 
 def _all_or(queue: Queue, state: str) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ...cli.common import console, say_json
+from ...cli.printing import console, say_json
 from ...definitions import parse_configuration
 from ...definitions.bridge import NONE, PER_DESTINATION
 from ...memory import MemoryConnection, MemoryEngine

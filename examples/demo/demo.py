@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from ...cli.common import Folder, interrupt_on_signals, json_option, option
+from ...cli.command_options import Folder, json_option, option
 from ...cli.group import EXIT_FAILED
+from ...cli.signals import interrupt_on_signals
 from ...protocol.errors import LakequeueError
 from .blocked_bridge import BridgeDemo
 from .flights import FLIGHTS, FlightsDemo

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import lakequeue
 
-from ...cli.common import stop_on_signals
+from ...cli.signals import stop_on_signals
 from ...protocol.errors import LakequeueError, LeaseLost
 
 REPORT_S = 0.5

@@ -18,7 +18,7 @@ import lakequeue
 
 from ...bench.harness import wait_for
 from ...bench.os_processes import EngineProcess
-from ...cli.common import console, say_json
+from ...cli.printing import console, say_json
 from ...cli.publish import Tally
 from ...protocol.errors import LakequeueError
 from .accounts import balance, check_barriers, complete, count_messages, read_journal

@@ -10,7 +10,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 
-from ...cli.common import table_of
+from ...cli.printing import table_of
 from .accounts import Account, Barriers
 from .child_processes import WorkerProcess
 

@@ -18,7 +18,7 @@ import lakequeue
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import COMMANDS, OTHER_NAMES, main
-from lakequeue.cli.common import confirm
+from lakequeue.cli.command_options import EngineCall
 from lakequeue.cli.group import EnvironmentFault
 from lakequeue.cli.queues import newer
 from memory_shell import Engine, run
@@ -217,7 +217,7 @@ def test_a_question_without_standard_input_is_not_asked(
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(EnvironmentFault, match="standard input is closed"):
-        confirm("Remove all?", as_json=False)
+        EngineCall().confirm("Remove all?")
 
 
 # ---------------------------------------------------------------- events

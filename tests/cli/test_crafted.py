@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from lake.on_files import RecordedBench
 from lakequeue.cli import main
 from lakequeue.cli.broker_commands import _broker_table as brokers_table
-from lakequeue.cli.common import console
+from lakequeue.cli.printing import console
 from lakequeue.cli.sql import lines
 from lakequeue.lake import open_lake, trace
 from memory_shell import Engine

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import lakequeue
 import pytest
-from lakequeue.cli.common import EngineAddress
+from lakequeue.cli.command_options import EngineCall
 from lakequeue.cli.start_engine import EngineOptions
 from lakequeue.protocol import ConfigError
 from lakequeue.streaming.engine_settings import EngineSettings
@@ -51,7 +51,7 @@ def test_two_triggers_contradict_each_other() -> None:
 )
 def test_an_address_alone_is_kafkas(given: str, url: str) -> None:
     with click.Context(click.Command("x")).scope():
-        assert EngineAddress(given).find() == url
+        assert EngineCall(given).find() == url
 
 
 def test_every_wrong_setting_is_named_with_what_is_allowed() -> None:

@@ -61,7 +61,7 @@ def test_doctor_fails_only_where_something_was_said_to_run(
     nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lakequeue.cli.common.DEFAULT_URL", nowhere)
+    monkeypatch.setattr("lakequeue.cli.command_options.DEFAULT_URL", nowhere)
     found, _ = row("Kafka")
     assert found["ok"]
     assert "no Kafka broker answers" in found["found"]

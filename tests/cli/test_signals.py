@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner
 from lakequeue.cli import main
-from lakequeue.cli.common import SAME_SIGNAL_S, interrupt_on_signals, stop_on_signals
+from lakequeue.cli.signals import SAME_SIGNAL_S, interrupt_on_signals, stop_on_signals
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

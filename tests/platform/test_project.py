@@ -279,7 +279,7 @@ def test_what_functions_import_is_slow_or_optional() -> None:
     assert used == set(IN_FUNCTIONS)
 
 
-@pytest.mark.parametrize("what", ["cli.common", "client"])
+@pytest.mark.parametrize("what", ["cli.command_options", "client"])
 def test_a_command_and_a_client_start_with_little(what: str) -> None:
     slow = ("pyspark", "pandas", "pyarrow", "numpy", "kafka", "confluent_kafka", "lark", "rich")
     code = f"import lakequeue.{what}, sys; print(*(set({slow}) & set(sys.modules)))"
