@@ -14,7 +14,9 @@ from ..protocol.outputs import HomeRecord, Output
 from ..replica.replica import Replica
 from ..state import Batch, DictStore, Home, Limits
 from .core import PAYLOAD, commands, records
+from .subcommands import count, messages
 
+OPTIONS = (messages(50_000), count("--batch", 50), count("--destinations", 1))
 FAR = "kafka://far:9092"
 _WARM = 20  # warm-up rounds, for look-ups that happen once
 

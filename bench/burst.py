@@ -17,19 +17,23 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count
+from itertools import count as count_up
 from typing import Any
 from zlib import crc32
 
 from ..client import connect
 from ..client.kafka import open_kafka
-from ..protocol.errors import LakequeueError, Timeout
+from ..protocol.errors import Timeout
 from ..streaming import Engine
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import PAYLOAD, Say, observed, percentile, process, running, url, wait_for
+from .harness import PAYLOAD, Say, in_a_process, observed, percentile, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic, traffic
+from .subcommands import count, messages, trigger
 
+OPTIONS = (
+    messages(1_000_000), count("--rate", 100, "Messages a second elsewhere."), trigger(),
+)  # fmt: skip
 BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
 WARM_S = 30.0  # Java compiles for this long; its pauses do not count as usual
 USUAL_S = 20.0
@@ -105,7 +109,7 @@ def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, 
 def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
     """Producer names that hash to other partitions than this one."""
     place = crc32(producer_id.encode()) % partitions
-    names = (f"burst-{n}" for n in count())
+    names = (f"burst-{n}" for n in count_up())
     return (name for name in names if crc32(name.encode()) % partitions != place)
 
 
@@ -155,7 +159,8 @@ class _Bursts:
         self._names = elsewhere(STEADY, connection.publish_partitions)
 
     def _send(self, amount: int, window: int, until: float) -> None:
-        _through(process(_publish, self._address, next(self._names), amount, window, until))
+        given = self._address, next(self._names), amount, window, until
+        in_a_process(_publish, *given, timeout_s=PHASE_S_MAX)
 
     def all(self) -> dict[str, Callable[[], float]]:
         """All bursts, in order: each needs the queue as the one before left it."""
@@ -213,16 +218,10 @@ class _Bursts:
         amount = max(self._messages // LARGE_SHARE, 1)
         self._say(f"{amount:,} of 1 MB wait")
         ensure_topics(self._bootstrap, [], [LARGE])
-        _through(process(_write, self._bootstrap, amount))
+        in_a_process(_write, self._bootstrap, amount, timeout_s=PHASE_S_MAX)
         time.sleep(SETTLE_S)
         self._say("they come in")
         begin = time.time()
         self._admin.define({"name": LARGE, "underlying_topic": LARGE, **_MORE})
         self._until(LARGE, amount)
         return begin
-
-
-def _through(child: Any) -> None:
-    child.join(PHASE_S_MAX)
-    if child.exitcode != 0:
-        raise LakequeueError(f"the process that sends the burst ended with {child.exitcode}")

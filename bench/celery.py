@@ -32,7 +32,9 @@ from ..streaming.kafka.embedded_kafka import free_port
 from ..tasks.alias import register
 from .harness import Say, cpu_s, percentile, process, running, url, wait_for
 from .steady import at_rate, made_at
+from .subcommands import count
 
+OPTIONS = (count("--tasks", 15_000, "How many."),)
 SENDERS = 10  # as many as Celery's pool of connections holds
 RATE = 50
 STEADY_S = 10

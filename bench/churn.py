@@ -12,7 +12,9 @@ from typing import Any
 from ..client import connect
 from ..streaming.tables.table_care import disk_use
 from .harness import PAYLOAD, QUEUE, Say, consume, process, running, url, wait_for
+from .subcommands import numbers
 
+OPTIONS = (numbers("--counts", "100000,1000000", "Messages in all, each time the size is taken."),)
 CONSUMERS = 2
 CHUNK = 10_000  # sent, then waited for: the consumers are never far behind
 ENDLESS = 1 << 40

@@ -12,10 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
+import click
 
 from ..client import connect
-from ..client.kafka import LIBRARY_VARIABLE, open_kafka
+from ..client.kafka import LIBRARIES, LIBRARY_VARIABLE, open_kafka
 from ..client.session.transport import Record, Transport
 from ..protocol import commands as c
 from ..protocol import topics, wire
@@ -23,8 +23,15 @@ from ..protocol.messages import HEADER, decode_publish_header
 from ..protocol.outputs import Deliveries, Receipts, Reply
 from ..streaming import EmbeddedKafka
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import BACKLOG, PAYLOAD, QUEUE, Say, _spawn, process
+from .harness import BACKLOG, PAYLOAD, QUEUE, Say, ready_processes
+from .subcommands import messages
 
+OPTIONS = (
+    messages(100_000),
+    click.Option(
+        ["--library"], type=click.Choice(LIBRARIES), default=LIBRARIES[0], show_default=True
+    ),
+)
 VPN = "default"
 ROUNDS = 3
 
@@ -108,9 +115,7 @@ def run(messages: int, library: str, say: Say) -> list[dict[str, Any]]:
     ):
         address = kafka.bootstrap_servers
         partitions = ensure_topics(address, [VPN], [])
-        ready = _spawn.Queue()
-        peer = process(_serve, address, library, partitions, messages, ready)
-        ready.get(timeout=30)
+        (peer,), _ = ready_processes(_serve, (address, library, partitions, messages))
         try:
             sent, received = [], []
             for number in range(1, ROUNDS + 1):
@@ -134,30 +139,25 @@ def run(messages: int, library: str, say: Say) -> list[dict[str, Any]]:
     ]
 
 
-def _cpu_s() -> float:
-    times = psutil.Process().cpu_times()
-    return times.user + times.system
-
-
 def _send(address: str, messages: int) -> tuple[float, float]:
     """From the first send until the last is acknowledged."""
     with connect(f"kafka://{address}") as connection:
         producer = connection.producer(window=messages)
-        cpu, begin = _cpu_s(), time.perf_counter()
+        cpu, begin = time.process_time(), time.perf_counter()
         for _ in range(messages):
             producer.send_async(QUEUE, PAYLOAD)
         producer.flush(300)
-        return time.perf_counter() - begin, _cpu_s() - cpu
+        return time.perf_counter() - begin, time.process_time() - cpu
 
 
 def _receive(address: str, messages: int) -> tuple[float, float]:
     """From the subscription until the last message is acknowledged on the wire."""
     with connect(f"kafka://{address}") as connection:
-        cpu, begin = _cpu_s(), time.perf_counter()
+        cpu, begin = time.process_time(), time.perf_counter()
         consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=BACKLOG)
         for _ in range(messages):
             message = consumer.receive(60)
             assert message is not None, "a message did not come"
             message.ack()
         consumer.send_acks()
-        return time.perf_counter() - begin, _cpu_s() - cpu
+        return time.perf_counter() - begin, time.process_time() - cpu

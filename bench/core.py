@@ -17,6 +17,7 @@ from ..protocol.outputs import Deliveries
 from ..replica.journal_buffer import JournalBuffer
 from ..replica.replica import Decided, Replica, sort_outputs
 from ..state import Batch, DictStore, Home, Limits
+from .subcommands import count, messages
 
 PAYLOAD = b"x" * 1000
 
@@ -48,6 +49,7 @@ def publishes(first: int, n: int) -> Records:
     return records("default.publish", [PAYLOAD] * n, first, headers=headers)
 
 
+OPTIONS = (messages(200_000), count("--batch", 10_000))
 DEFINITION = {"name": "orders", "message_type": "binary"}
 _WARM = 50  # warm-up rounds, for look-ups that happen once
 _NOTHING = Records()

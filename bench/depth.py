@@ -20,7 +20,9 @@ from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
 from .harness import PAYLOAD, QUEUE, Say, observed, percentile, running, url, wait_for
 from .os_processes import workers
+from .subcommands import count, numbers, trigger
 
+OPTIONS = (numbers("--depths", "1000,100000,1000000"), count("--rounds", 25), trigger())
 STEP = 1_000
 WARM_UP = 5
 BATCH_S = 2  # of the loop, which reports at the end of each

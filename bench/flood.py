@@ -22,12 +22,18 @@ from ..client import connect
 from ..client.kafka import open_kafka
 from ..protocol import commands as c
 from ..protocol import topics
-from ..protocol.errors import LakequeueError, Timeout
+from ..protocol.errors import Timeout
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import Say, percentile, process, running, url, wait_for
+from .harness import Say, in_a_process, percentile, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import traffic
+from .subcommands import count, trigger
 
+OPTIONS = (
+    count("--commands", 1_000_000, "Commands of the flood."),
+    count("--rate", 100, "Messages a second elsewhere."),
+    trigger(),
+)
 STEADY, VPN, QUEUE, UNREAD = "steady", "flood", "flooded", "unread"
 WARM_UP_S, USUAL_S, PAUSE_S = 20.0, 20.0, 3.0  # Java compiles what is new for as long
 FLUSH_S, FLOOD_S_MAX = 60.0, 1_800.0
@@ -110,10 +116,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
 def _sent(address: str, topic: str, each: int) -> tuple[float, float]:
     """Send so many of each kind from another process; returns when that began and ended."""
     begin = time.time()
-    child = process(_flood, address, topic, each)
-    child.join(FLOOD_S_MAX)
-    if child.exitcode != 0:
-        raise LakequeueError(f"the process that floods ended with {child.exitcode}")
+    in_a_process(_flood, address, topic, each, timeout_s=FLOOD_S_MAX)
     return begin, time.time()
 
 

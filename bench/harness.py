@@ -52,12 +52,7 @@ def running(
 
     queues: other queues than the one; on_batch gets Spark's progress of each batch; brokers: names.
     """
-    definitions = queues if queues is not None else [
-        {
-            "name": QUEUE, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
-            "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
-        }
-    ]  # fmt: skip
+    definitions = [roomy_queue(QUEUE)] if queues is None else queues
     configuration = parse_configuration({"queues": definitions, "brokers": brokers})
     quiet = {"lakequeue.ui_port": "0", **(settings or {})}
     if trigger is not None:
@@ -72,6 +67,14 @@ def running(
             yield engine
         finally:
             engine.stop()
+
+
+def roomy_queue(name: str) -> dict[str, Any]:
+    """The definition of a queue whose limits are not reached."""
+    return {
+        "name": name, "message_type": "binary", "max_per_subscription_backlog": BACKLOG,
+        "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
+    }  # fmt: skip
 
 
 def _supervise(engine: Engine, say: Say) -> None:
@@ -127,12 +130,12 @@ def url(engine: Engine) -> str:
     return f"kafka://{engine.bootstrap}"
 
 
-def publish(address: str, count: int, window: int = 50_000) -> None:
+def publish(address: str, count: int, payload: Callable[[], bytes] = lambda: PAYLOAD) -> None:
     """Publish ``count`` messages of 1 KB and wait until all are stored."""
     with connect(address, client_name="bench-producer") as connection:
-        with connection.producer(window=window) as producer:
+        with connection.producer(window=50_000) as producer:
             for _ in range(count):
-                producer.send_async(QUEUE, PAYLOAD)
+                producer.send_async(QUEUE, payload())
             producer.flush(600)
 
 
@@ -151,14 +154,33 @@ def consume(address: str, count: int, idle_s: float = 30.0) -> int:
     return received
 
 
-_spawn = multiprocessing.get_context("spawn")
+spawn = multiprocessing.get_context("spawn")
 
 
 def process(target: Callable[..., Any], *args: Any) -> Any:
     """Run a function in a process of its own."""
-    child = _spawn.Process(target=target, args=args, daemon=True)
+    child = spawn.Process(target=target, args=args, daemon=True)
     child.start()
     return child
+
+
+def ready_processes(target: Callable[..., None], *arguments: tuple[Any, ...]) -> tuple[list, Any]:
+    """A process for each of these arguments, once all are ready, and the queue of their results,
+    which each gets as its last argument. The first thing that it puts there says that it is
+    ready."""
+    results = spawn.Queue()
+    children = [process(target, *given, results) for given in arguments]
+    for _ in children:
+        results.get(timeout=60)
+    return children, results
+
+
+def in_a_process(target: Callable[..., Any], *args: Any, timeout_s: float) -> None:
+    """Run a function in a process of its own, to its end. Raises LakequeueError if it fails."""
+    child = process(target, *args)
+    child.join(timeout_s)
+    if child.exitcode != 0:
+        raise LakequeueError(f"The process of {target.__name__!r} ended with {child.exitcode}.")
 
 
 def wait_for(

@@ -15,10 +15,17 @@ from typing import Any
 from ..definitions import parse_configuration
 from ..protocol.errors import LakequeueError
 from ..streaming import Engine
-from .harness import Say, _spawn, also_call, broker, cpu_s, observed, percentile, process
+from .harness import Say, also_call, broker, cpu_s, observed, percentile, process, spawn
 from .os_processes import EngineProcess
 from .steady import traffic
+from .subcommands import count, numbers
 
+OPTIONS = (
+    numbers("--counts", "10,10000", "Queues, in each run."),
+    count("--used", 10, "How many of them have traffic."),
+    count("--rate", 200, "Messages a second, in all."),
+    count("--seconds", 20),
+)
 BATCH_S = 5  # figures come at the end of a batch
 WARM_UP_S = 5
 MEASURE_S_MAX = 600.0
@@ -52,7 +59,7 @@ def _measure(count: int, used: int, rate: int, seconds: int, say: Say) -> dict[s
         finally:
             engine.stop()
         say("the engine starts again")
-        results = _spawn.Queue()
+        results = spawn.Queue()
         child = process(
             _in_a_process, kafka.bootstrap_servers, str(home), count, used, rate, seconds, results
         )

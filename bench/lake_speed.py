@@ -13,21 +13,24 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..client import connect
 from ..lake import read_columns
 from ..lake.rebuilding import rebuild
-from ..protocol.errors import LakequeueError
 from ..streaming import Engine
 from ..streaming.tables.table_care import disk_use
-from .harness import QUEUE, Say, cpu_s, process, running, url, wait_for
+from .harness import Say, cpu_s, in_a_process, publish, running, url, wait_for
 from .questions import asked_once
+from .subcommands import count, messages
 from .throughput import await_empty, consumers
 
+OPTIONS = (
+    messages(400_000),
+    count("--queued", 1_000_000, "Messages in the queues when `queued` is asked."),
+)
 PAYLOAD_BYTES = 1_000
-WINDOW = 50_000
 # In the first minute of full load Java compiles, more so with the tables. That is not their cost
 # later on.
 WARM_UP = 1_200_000
@@ -103,18 +106,7 @@ def _through(engine: Engine, messages: int) -> tuple[float, float]:
 
 def publish_random(address: str, count: int) -> None:
     """Publish so many messages, each different, from a process of its own."""
-    child = process(_publish, address, count)
-    child.join(CAUGHT_UP_S)
-    if child.exitcode != 0:
-        raise LakequeueError(f"The producer did not publish {count:,} messages, see above")
-
-
-def _publish(address: str, count: int) -> None:
-    with connect(address, client_name="bench-producer") as connection:
-        with connection.producer(window=WINDOW) as producer:
-            for _ in range(count):
-                producer.send_async(QUEUE, os.urandom(PAYLOAD_BYTES))
-            producer.flush(CAUGHT_UP_S)
+    in_a_process(publish, address, count, partial(os.urandom, PAYLOAD_BYTES), timeout_s=CAUGHT_UP_S)
 
 
 def _caught_up(engine: Engine, messages: int) -> None:

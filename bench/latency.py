@@ -7,19 +7,24 @@ from typing import Any
 
 from ..client import connect
 from . import raw_kafka
-from .harness import QUEUE, Say, _spawn, cpu_s, percentile, process, running, triggers, url
+from .harness import QUEUE, Say, cpu_s, percentile, ready_processes, running, triggers, url
 from .steady import at_rate, made_at
+from .subcommands import count, trigger_or_both
 
+OPTIONS = (
+    count("--rate", 1000, "Messages a second."), count("--seconds", 20), trigger_or_both(),
+)  # fmt: skip
 CONSUMERS = 2
+IDLE_S = 15.0
 WARM_UP_S = 15  # Java's compilation and the first batches do not count
 
 
-def _consume(address: str, results: Any, idle_s: float) -> None:
+def _consume(address: str, results: Any) -> None:
     with connect(address, client_name="bench-consumer") as connection:
         consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=5_000)
         results.put("ready")
         times: list[tuple[float, float]] = []
-        while (message := consumer.receive(idle_s)) is not None:
+        while (message := consumer.receive(IDLE_S)) is not None:
             sent = made_at(message.payload)
             times.append((sent, time.time() - sent))
             message.ack()
@@ -36,10 +41,7 @@ def _measure(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     say(trigger)
     with running(say, trigger=trigger) as engine:
         address = url(engine)
-        results = _spawn.Queue()
-        consumers = [process(_consume, address, results, 15.0) for _ in range(CONSUMERS)]
-        for _ in consumers:
-            results.get(timeout=60)
+        consumers, results = ready_processes(_consume, *[(address,)] * CONSUMERS)
         with connect(address, client_name="bench-producer") as connection:
             with connection.producer(window=max(rate * 10, 1_000)) as producer:
 

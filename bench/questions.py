@@ -23,7 +23,9 @@ from ..lake import open_lake, trace
 from ..protocol.journal import Journal, JournalSegment
 from ..protocol.journal_encoding import encode
 from ..sinks.table_batch import journal_rows
+from .subcommands import messages as messages_option
 
+OPTIONS = (messages_option(1_000_000),)
 TOGETHER, COMMIT = 10_000, 100
 START_MS, STEP_MS = 1_760_000_000_000, 1_000
 TOPIC = "default.publish"

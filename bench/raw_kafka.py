@@ -12,7 +12,7 @@ from typing import Any
 
 from ..client.kafka import open_kafka
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import PAYLOAD, Say, _spawn, broker, percentile, process
+from .harness import PAYLOAD, Say, broker, percentile, ready_processes
 from .steady import at_rate, made_at
 
 TOPICS = ("raw-0", "raw-1")
@@ -55,12 +55,8 @@ class _Sender:
 
 
 def _consumers(address: str, count: int) -> Any:
-    results = _spawn.Queue()
-    for topic in TOPICS:
-        process(_consume, address, topic, count // len(TOPICS), results)
-    for _ in TOPICS:
-        results.get(timeout=60)
-    return results
+    each = [(address, topic, count // len(TOPICS)) for topic in TOPICS]
+    return ready_processes(_consume, *each)[1]
 
 
 def latency(rate: int, seconds: int, say: Say) -> dict[str, Any]:

@@ -17,7 +17,13 @@ from .bare_spark import spark_start_ms
 from .harness import QUEUE, Say, broker, observed, percentile, running, url
 from .os_processes import EngineProcess, workers
 from .steady import Traffic, traffic
+from .subcommands import count, trigger
 
+OPTIONS = (
+    count("--rate", 200, "Messages a second."),
+    count("--seconds", 15, "Traffic before each kill."),
+    trigger(),
+)
 BACK_S_MAX = 180.0
 BATCH_S_MAX = 40.0
 KILLS = 3

@@ -19,12 +19,23 @@ import time
 from contextlib import suppress
 from typing import Any
 
+import click
 import psutil
 
 from ..client import Producer, connect
 from ..streaming.loop.worker_daemon import DAEMON
-from .harness import BACKLOG, PAYLOAD, Say, _spawn, percentile, process, running, url
+from .harness import BACKLOG, PAYLOAD, Say, percentile, process, roomy_queue, running, spawn, url
+from .subcommands import messages, numbers
 
+OPTIONS = (
+    messages(200_000),
+    numbers("--counts", "1,2,4", "Numbers of brokers."),
+    click.Option(
+        ["--spread"], is_flag=True,
+        help="Instead: the time of receipts for topics whose queues are on one broker, and on two, "
+        "with a hundredth of the messages.",
+    ),
+)  # fmt: skip
 LANES = 4
 WARM_UP = 5_000  # of each lane
 RECEIPTS_WARM_UP = 200
@@ -57,7 +68,7 @@ def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
         for lane in range(LANES):
             _define(address, lane, count)
         say("warming up")
-        ready, go, done = _spawn.Queue(), _spawn.Event(), _spawn.Queue()
+        ready, go, done = spawn.Queue(), spawn.Event(), spawn.Queue()
         children = [
             process(target, address, count, each, ready, go, done)
             for target in (_consumers, _producers)
@@ -89,14 +100,8 @@ def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
 
 def _define(address: str, lane: int, count: int) -> None:
     with connect(address, broker=_broker(lane, count)) as connection:
-        connection.admin().define(
-            {
-                "name": f"lane-{lane}", "type": "LocalQueue", "message_type": "binary",
-                "broker": _broker(lane, count),
-                "max_per_subscription_backlog": BACKLOG,
-                "max_delivered_unacked_per_flow": BACKLOG, "max_spool_usage": "50GB",
-            }
-        )  # fmt: skip
+        place = {"type": "LocalQueue", "broker": _broker(lane, count)}
+        connection.admin().define(roomy_queue(f"lane-{lane}") | place)
 
 
 def _broker(lane: int, count: int) -> str:

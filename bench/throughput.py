@@ -10,17 +10,18 @@ from . import raw_kafka
 from .harness import (
     QUEUE,
     Say,
-    _spawn,
     consume,
     cpu_s,
-    process,
     publish,
+    ready_processes,
     running,
     triggers,
     url,
     wait_for,
 )
+from .subcommands import messages, trigger_or_both
 
+OPTIONS = (messages(100_000), trigger_or_both())
 CONSUMERS = 2
 WARM_UP = 20_000
 
@@ -50,10 +51,7 @@ def run(messages: int, trigger: str, say: Say) -> list[dict[str, Any]]:
 
 def consumers(address: str) -> list[Any]:
     """Two processes that consume, once they are ready; they end when nothing comes."""
-    results = _spawn.Queue()
-    made = [process(_consumer, address, results) for _ in range(CONSUMERS)]
-    for _ in made:
-        results.get(timeout=60)
+    made, _ = ready_processes(_consumer, *[(address,)] * CONSUMERS)
     return made
 
 

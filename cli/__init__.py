@@ -6,7 +6,7 @@ below, so it answers at once.
 
 from __future__ import annotations
 
-from .group import LazyGroup
+from .group import LazyGroup, version_option
 
 # Name → where it is, and the line that `lakequeue --help` shows.
 COMMANDS = {
@@ -64,6 +64,8 @@ main = LazyGroup(
     "lakequeue",
     COMMANDS,
     OTHER_NAMES,
+    context_settings={"auto_envvar_prefix": "LAKEQUEUE", "help_option_names": ["-h", "--help"]},
+    params=[version_option()],
     help="""Guaranteed message queues on Kafka, Spark and Delta Lake.
 
     \b

@@ -28,7 +28,7 @@ EXIT_ENVIRONMENT = 3
 EXIT_BROKEN_PIPE = 128 + 13  # what a shell sees of a tool that SIGPIPE has ended
 
 
-def _version_option() -> click.Option:
+def version_option() -> click.Option:
     """``--version``: the release and its code, as a log of steps and `doctor` name it."""
 
     def say(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -51,10 +51,8 @@ class LazyGroup(click.Group):
         self, name: str, where: Mapping[str, tuple[str, str]],
         other_names: Mapping[str, str] | None = None, **settings: Any,
     ) -> None:  # fmt: skip
-        context = {"auto_envvar_prefix": "LAKEQUEUE", "help_option_names": ["-h", "--help"]}
-        super().__init__(name, context_settings=context, **settings)
+        super().__init__(name, **settings)
         self._where, self._other_names = where, other_names or {}
-        self.params.append(_version_option())
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
