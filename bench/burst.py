@@ -26,9 +26,9 @@ from ..client.kafka import open_kafka
 from ..protocol.errors import Timeout
 from ..streaming import Engine
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import PAYLOAD, Say, in_a_process, observed, percentile, running, url, wait_for
+from .harness import PAYLOAD, Say, in_a_process, observed, running, url, wait_for
 from .os_processes import PeakMemory
-from .steady import Traffic, traffic
+from .steady import Traffic
 from .subcommands import count, messages, trigger
 
 OPTIONS = (
@@ -64,7 +64,7 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     with (
         running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
         PeakMemory() as memory,
-        traffic(url(engine), [STEADY], rate, STEADY) as flow,
+        Traffic(url(engine), [STEADY], rate, STEADY) as flow,
         connect(url(engine), client_name="bench") as connection,
     ):
         say("the other queue alone")
@@ -77,8 +77,8 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         known = len(batches)  # a loop reports at the end of its batch
         with suppress(Timeout):
             wait_for(lambda: len(batches) > known, BATCH_S_MAX, "the batch's end")
-    usual_ms = percentile(flow.between(*usual), 99)
-    p99 = {name: percentile(flow.between(*when), 99) for name, when in phases.items()}
+    usual_ms = flow.p99(*usual)
+    p99 = {name: flow.p99(*when) for name, when in phases.items()}
     return [
         {
             "trigger": trigger,

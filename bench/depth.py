@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
-
-import psutil
 
 from ..client import connect
 from ..protocol.errors import LakequeueError
 from ..streaming.loop.worker_process import RETURN_EVERY_S
 from .burst import max_step_ms
 from .harness import PAYLOAD, QUEUE, Say, observed, percentile, running, url, wait_for
-from .os_processes import workers
+from .os_processes import largest_worker_mb
 from .subcommands import count, numbers, trigger
 
 OPTIONS = (numbers("--depths", "1000,100000,1000000"), count("--rounds", 25), trigger())
@@ -60,7 +57,7 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
                 say("waiting until the worker has returned its free memory")
                 time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
             row = {
-                "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": worker_rss_mb(),
+                "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": largest_worker_mb(),
                 "max_step_ms": max_step_ms(reports[begun:], trigger),
             }  # fmt: skip
             consumer.close()
@@ -105,12 +102,3 @@ def _by_steps(reports: list[dict[str, Any]], one_round: Callable[[], None], roun
     if not steps_ms:
         raise LakequeueError("The engine has not reported the time of its steps.")
     return steps_ms / rounds
-
-
-def worker_rss_mb() -> float:
-    """Resident memory of the largest Python worker, MB."""
-    sizes = [0]
-    for worker in workers():
-        with suppress(psutil.Error):  # it ended meanwhile
-            sizes.append(worker.memory_info().rss)
-    return max(sizes) / 1e6

@@ -24,9 +24,9 @@ from ..protocol import commands as c
 from ..protocol import topics
 from ..protocol.errors import Timeout
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import Say, in_a_process, percentile, running, url, wait_for
+from .harness import Say, in_a_process, running, url, wait_for
 from .os_processes import PeakMemory
-from .steady import traffic
+from .steady import Traffic
 from .subcommands import count, trigger
 
 OPTIONS = (
@@ -61,7 +61,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     with (
         running(say, trigger=trigger, queues=QUEUES) as engine,
         PeakMemory() as memory,
-        traffic(url(engine), [STEADY], rate) as flow,
+        Traffic(url(engine), [STEADY], rate) as flow,
         connect(url(engine), vpn=VPN, client_name="bench") as connection,
     ):
         address, each = url(engine).removeprefix("kafka://"), commands // len(KINDS)
@@ -88,10 +88,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         say("the other VPN alone again")
         time.sleep(USUAL_S)
         flow.check()
-    usual_ms = percentile(flow.between(*usual), 99)
-    control_ms = percentile(flow.between(*control), 99)
-    flooded_ms = percentile(flow.between(begin, end), 99)
-    rest, after = flow.between(sent, end), flow.between(end, end + USUAL_S)
+    usual_ms, control_ms, flooded_ms = flow.p99(*usual), flow.p99(*control), flow.p99(begin, end)
     return [
         {
             "trigger": trigger,
@@ -101,9 +98,9 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
             "usual_p99_ms": usual_ms,
             "control_p99_ms": control_ms,
             "flooded_p99_ms": flooded_ms,
-            "sending_p99_ms": percentile(flow.between(begin, sent), 99),
-            "waiting_p99_ms": percentile(rest, 99) if rest else None,
-            "after_p99_ms": percentile(after, 99),
+            "sending_p99_ms": flow.p99(begin, sent),
+            "waiting_p99_ms": flow.p99(sent, end) if flow.between(sent, end) else None,
+            "after_p99_ms": flow.p99(end, end + USUAL_S),
             "control_s": control[1] - control[0],
             "sent_s": sent - begin,
             "through_s": end - begin,

@@ -17,7 +17,7 @@ from ..protocol.errors import LakequeueError
 from ..streaming import Engine
 from .harness import Say, also_call, broker, cpu_s, observed, percentile, process, spawn
 from .os_processes import EngineProcess
-from .steady import traffic
+from .steady import Traffic
 from .subcommands import count, numbers
 
 OPTIONS = (
@@ -92,7 +92,7 @@ def _started(
         engine.start()
         start_s, start_cpu_s = time.monotonic() - begin, cpu_s()
         names = [f"queue-{n * (count // used)}" for n in range(used)]
-        with traffic(f"kafka://{bootstrap}", names, rate) as flow:
+        with Traffic(f"kafka://{bootstrap}", names, rate) as flow:
             time.sleep(WARM_UP_S)
             since = time.time()
             time.sleep(seconds)

@@ -39,6 +39,15 @@ def workers() -> list[psutil.Process]:
     return found
 
 
+def largest_worker_mb() -> float:
+    """Resident memory of the largest Python worker, MB."""
+    sizes = [0]
+    for worker in workers():
+        with suppress(psutil.Error):  # it ended meanwhile
+            sizes.append(worker.memory_info().rss)
+    return max(sizes) / 1e6
+
+
 class PeakMemory:
     """The largest resident memory of any one Python worker while it is open, MB."""
 
@@ -49,9 +58,7 @@ class PeakMemory:
 
     def _run(self) -> None:
         while not self._stopping.wait(MEASURE_EVERY_S):
-            for worker in workers():
-                with suppress(psutil.Error):
-                    self.peak_mb = max(self.peak_mb, worker.memory_info().rss / 1e6)
+            self.peak_mb = max(self.peak_mb, largest_worker_mb())
 
     def __enter__(self) -> PeakMemory:
         self._thread.start()
@@ -62,29 +69,24 @@ class PeakMemory:
         self._thread.join()
 
 
-def start_module(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a Python module as a child, which is told to end when this process dies."""
-    return start_tied(
-        [sys.executable, "-m", *arguments],
-        signal.SIGTERM,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for us, who end them in order
-        **options,
-    )
-
-
 class EngineProcess:
-    """`lakequeue up` or `run` in a session of its own. options: of the command, besides."""
+    """`lakequeue up` or `run` in a session of its own, which is told to end when this process dies.
+    options: of the command, besides."""
 
     def __init__(
         self, command: str, home: Path, config: Path, say: Callable[[str], None], *options: str
     ) -> None:
         arguments = [command, "--home", str(home), "--config", str(config), "--json", *options]
         environment = {k: v for k, v in os.environ.items() if not k.startswith(OPTIONS)}
-        self._process = start_module(
-            ["lakequeue.cli", *arguments], stderr=subprocess.PIPE, env=environment
+        self._process = start_tied(
+            [sys.executable, "-m", "lakequeue.cli", *arguments],
+            signal.SIGTERM,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us, who end it in order
+            env=environment,
         )
         self._say = say
         self._errors: deque[str] = deque(maxlen=20)

@@ -8,6 +8,9 @@ engine's figures are compared with this.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import cycle
 from typing import Any
 
 from ..client.kafka import open_kafka
@@ -37,21 +40,21 @@ def _consume(address: str, topic: str, count: int, results: Any) -> None:
     transport.close()
 
 
-class _Sender:
-    """Sends to the topics in turn."""
+@contextmanager
+def _kafka() -> Iterator[str]:
+    """A broker with the topics; yields its address."""
+    with broker() as (kafka, _):
+        ensure_topics(kafka.bootstrap_servers, [], TOPICS)
+        yield kafka.bootstrap_servers
 
-    def __init__(self, address: str) -> None:
-        self._transport = open_kafka(address, "bench-raw")
-        self._count = 0
 
-    def __call__(self, payload: bytes) -> None:
-        topic = TOPICS[self._count % len(TOPICS)]
-        self._transport.publish(topic, payload, None, [], 0)
-        self._count += 1
-
-    def close(self) -> None:
-        self._transport.flush(60)
-        self._transport.close()
+@contextmanager
+def _sender(address: str) -> Iterator[Callable[[bytes], None]]:
+    """A function that sends to the topics in turn. At the end, Kafka has everything."""
+    transport, turn = open_kafka(address, "bench-raw"), cycle(TOPICS)
+    yield lambda payload: transport.publish(next(turn), payload, None, [], 0)
+    transport.flush(60)
+    transport.close()
 
 
 def _consumers(address: str, count: int) -> Any:
@@ -62,13 +65,10 @@ def _consumers(address: str, count: int) -> Any:
 def latency(rate: int, seconds: int, say: Say) -> dict[str, Any]:
     """Send to receive at a steady rate."""
     say("Kafka alone")
-    with broker() as (kafka, _):
-        address = kafka.bootstrap_servers
-        ensure_topics(address, [], TOPICS)
+    with _kafka() as address:
         results = _consumers(address, rate * (WARM_UP_S + seconds))
-        sender = _Sender(address)
-        begin = at_rate(sender, rate, WARM_UP_S + seconds) + WARM_UP_S
-        sender.close()
+        with _sender(address) as send:
+            begin = at_rate(send, rate, WARM_UP_S + seconds) + WARM_UP_S
         taken: list[float] = []
         for _ in TOPICS:
             _, found = results.get(timeout=60)
@@ -79,16 +79,13 @@ def latency(rate: int, seconds: int, say: Say) -> dict[str, Any]:
 def throughput(messages: int, say: Say) -> dict[str, Any]:
     """Messages a second from the first send until the last is received."""
     say("Kafka alone")
-    with broker() as (kafka, _):
-        address = kafka.bootstrap_servers
-        ensure_topics(address, [], TOPICS)
+    with _kafka() as address:
         seconds = 0.0
         for count in (WARM_UP, messages):
             results = _consumers(address, count)
-            sender = _Sender(address)
-            begin = time.time()
-            for _ in range(count):
-                sender(PAYLOAD)
-            sender.close()
+            with _sender(address) as send:
+                begin = time.time()
+                for _ in range(count):
+                    send(PAYLOAD)
             seconds = max(results.get(timeout=60)[0] for _ in TOPICS) - begin
     return {"kafka_msgs_s": messages / seconds}

@@ -16,7 +16,7 @@ from ..protocol.errors import LakequeueError
 from .bare_spark import spark_start_ms
 from .harness import QUEUE, Say, broker, observed, percentile, running, url
 from .os_processes import EngineProcess, workers
-from .steady import Traffic, traffic
+from .steady import Traffic
 from .subcommands import count, trigger
 
 OPTIONS = (
@@ -52,7 +52,7 @@ def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
     batches: list[dict[str, Any]] = []
     with running(
         say, trigger=trigger, queues=[_DEFINITION], on_batch=batches.append
-    ) as engine, traffic(url(engine), [QUEUE], rate) as flow:  # fmt: skip
+    ) as engine, Traffic(url(engine), [QUEUE], rate) as flow:  # fmt: skip
         took = [_kill_workers(flow, seconds, say) for _ in range(KILLS)]
         flow.stop()
         # A loop reports at the end of its batch.
@@ -98,7 +98,7 @@ def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
         try:
             engine.wait_ready()
             start_s = time.monotonic() - begin
-            with traffic(f"kafka://{address}", [QUEUE], rate) as flow:
+            with Traffic(f"kafka://{address}", [QUEUE], rate) as flow:
                 time.sleep(seconds)
                 flow.check()
                 say("killing the engine")

@@ -70,8 +70,8 @@ def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
         say("warming up")
         ready, go, done = spawn.Queue(), spawn.Event(), spawn.Queue()
         children = [
-            process(target, address, count, each, ready, go, done)
-            for target in (_consumers, _producers)
+            process(_lanes, target, address, count, each, ready, go, done)
+            for target in (_consume, _produce)
         ]
         for _ in range(2 * LANES):
             ready.get(timeout=READY_S_MAX)
@@ -183,14 +183,6 @@ def _lanes(target: Any, *arguments: Any) -> None:
     for thread in threads:
         thread.join()
     time.sleep(READY_S_MAX)  # its CPU can be read as long as it lives; it is killed after that
-
-
-def _producers(*arguments: Any) -> None:
-    _lanes(_produce, *arguments)
-
-
-def _consumers(*arguments: Any) -> None:
-    _lanes(_consume, *arguments)
 
 
 def _produce(

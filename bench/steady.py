@@ -6,11 +6,12 @@ import itertools
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from ..client import Message, connect
 from ..protocol.errors import LakequeueError
+from .harness import percentile
 
 _TIME = struct.Struct("d")
 REST = b"x" * (1_000 - _TIME.size)
@@ -38,8 +39,8 @@ def at_rate(send: Callable[[bytes], object], rate: int, seconds: float) -> float
 
 
 class Traffic:
-    """Messages to queues in turn, and consumers of them, until stopped. taken: of each message that
-    came, when it was sent (epoch s) and how long it took (s)."""
+    """Messages to queues in turn, and consumers of them, in a ``with`` statement. taken: of each
+    message that came, when it was sent (epoch s) and how long it took (s)."""
 
     def __init__(
         self, address: str, queues: Sequence[str], rate: int, producer_id: str | None = None
@@ -68,6 +69,10 @@ class Traffic:
         self.taken.append((sent, time.time() - sent))
         message.ack()
 
+    def p99(self, begin: float, end: float) -> float:
+        """The 99th percentile of `between`."""
+        return percentile(self.between(begin, end), 99)
+
     def between(self, begin: float, end: float) -> list[float]:
         """How long messages took that were sent in this time (epoch s), in ms."""
         return [s * 1000 for sent, s in list(self.taken) if begin <= sent < end]
@@ -90,6 +95,9 @@ class Traffic:
         if self.failures:
             raise self.failures[0]
 
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """End the traffic."""
         self._stopping.set()
@@ -97,7 +105,7 @@ class Traffic:
         with suppress(LakequeueError):
             self._connection.close()
 
-    def start(self) -> Traffic:
+    def __enter__(self) -> Traffic:
         """Begin, the consumers first."""
         self._connection = connect(self._address, client_name="bench-consumer")
         for queue in self._queues:
@@ -105,15 +113,3 @@ class Traffic:
             consumer.on_message(self._take)
         self._sender.start()
         return self
-
-
-@contextmanager
-def traffic(
-    address: str, queues: Sequence[str], rate: int, producer_id: str | None = None
-) -> Iterator[Traffic]:
-    """Steady traffic through queues."""
-    one = Traffic(address, queues, rate, producer_id).start()
-    try:
-        yield one
-    finally:
-        one.stop()

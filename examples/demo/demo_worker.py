@@ -1,41 +1,46 @@
-"""A worker process of the demo: consumes queues, fails at times, and reports what it did.
+"""The demo's workers: processes that consume queues, fail at times, and count what they did.
 
-Started as ``python -m lakequeue.examples.demo.demo_worker``. Each job (queue and ack mode) has a
-thread and a connection of its own. Twice a second it prints its counts as a line of JSON. SIGTERM
-ends it properly; the demo also kills one with SIGKILL.
+Each job (a queue and an ack mode) has a thread and a connection of its own. Its counts are in
+memory that the worker shares with the demo, so those of a killed worker are known too. SIGTERM ends
+a worker properly; the demo also kills one with SIGKILL.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import multiprocessing
+import os
 import random
+import signal
+import sys
 import threading
-from dataclasses import asdict, dataclass
+import time
+from pathlib import Path
 from typing import Any
 
-import click
 import lakequeue
 
 from ...cli.signals import stop_on_signals
 from ...protocol.errors import LakequeueError, LeaseLost
 
-REPORT_S = 0.5
+STOP_S_MAX = 60.0
+LOOK_S = 0.5  # how often a worker looks whether the demo still lives
+JOIN_S = 20.0
 CANCEL_SHARE = 0.01
 BACKLOG = 500
+# What a job counts. lost: leases that ended first; wrong: messages that its queue should have
+# refused.
+COUNTED = (
+    "ready", "received", "redelivered", "acknowledged", "canceled", "barriers", "lost", "wrong",
+)  # fmt: skip
 
 
-@dataclass(slots=True)
-class Counts:
-    """The counts of a worker. wrong: messages that its queue should have refused."""
+class Counts(ctypes.Structure):
+    """The counts of a job; each is written by one thread."""
 
-    ready: bool = False
-    received: int = 0
-    redelivered: int = 0
-    acknowledged: int = 0
-    canceled: int = 0
-    barriers: int = 0
-    lost: int = 0
-    wrong: int = 0
+    _fields_ = tuple((name, ctypes.c_int64) for name in COUNTED)
 
 
 class Canceled(Exception):
@@ -55,28 +60,34 @@ def fits(queue: str, payload: bytes) -> bool:
 class Job:
     """One queue, consumed in one ack mode."""
 
-    def __init__(self, queue: str, ack_mode: str, counts: Counts, seed: int) -> None:
-        self.queue, self.ack_mode, self.counts = queue, ack_mode, counts
+    def __init__(self, job: str, counts: Any, seed: int) -> None:
+        self.queue, _, self.ack_mode = job.partition(":")
+        self.counts = counts
+        self.failure = ""
         self._random = random.Random(seed)
         self._lock = threading.Lock()
 
     def run(self, url: str, name: str, stop: threading.Event) -> None:
-        """Consume until told to stop."""
-        with (
-            lakequeue.connect(url, client_name=name) as connection,
-            connection.consumer(
-                self.queue, ack_mode=self.ack_mode, max_backlog=BACKLOG
-            ) as consumer,
-        ):
-            self.counts.ready = True
-            if self.ack_mode == "auto":
-                consumer.on_message(self._callback)
-                stop.wait()
-                return
-            while not stop.is_set():
-                message = consumer.receive(timeout=0.2)
-                if message is not None:
-                    self._handle(message)
+        """Consume until told to stop. A failure stops the other jobs too."""
+        try:
+            with (
+                lakequeue.connect(url, client_name=name) as connection,
+                connection.consumer(
+                    self.queue, ack_mode=self.ack_mode, max_backlog=BACKLOG
+                ) as consumer,
+            ):
+                self.counts.ready = 1
+                if self.ack_mode == "auto":
+                    consumer.on_message(self._callback)
+                    stop.wait()
+                    return
+                while not stop.is_set():
+                    message = consumer.receive(timeout=0.2)
+                    if message is not None:
+                        self._handle(message)
+        except LakequeueError as error:
+            self.failure = f"{self.queue}: {error}"
+            stop.set()
 
     def _look(self, message: Any) -> bool:
         """Count a message; returns True if this worker is to fail with it."""
@@ -116,49 +127,98 @@ class Job:
             raise Canceled(message.id)
 
 
-@click.command()
-@click.option("--url", required=True)
-@click.option("--name", required=True)
-@click.option("--job", "jobs", multiple=True, required=True, metavar="QUEUE:ACK_MODE")
-@click.option("--seed", type=int, default=0)
-def main(url: str, name: str, jobs: tuple[str, ...], seed: int) -> None:
-    """Consume each QUEUE in its ACK_MODE until SIGTERM."""
-    counts: list[Counts] = []
-    failures: list[str] = []
+def work(name: str, names: list[str], counts: Any, url: str, seed: int, log: Path) -> None:
+    """The worker's process: do these jobs until SIGTERM, or until the demo has died."""
+    os.setsid()  # Ctrl-C is for the demo, which ends its workers in order
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    demo = multiprocessing.parent_process()
+    jobs = [Job(*given, seed + at) for at, given in enumerate(zip(names, counts, strict=True))]
     with stop_on_signals() as stop:
-        threads: list[threading.Thread] = []
-        for at, job in enumerate(jobs):
-            queue, _, ack_mode = job.partition(":")
-            counts.append(Counts())
-            work = Job(queue, ack_mode, counts[-1], seed + at)
-
-            def run(work: Job = work) -> None:
-                try:
-                    work.run(url, name, stop)
-                except LakequeueError as error:
-                    failures.append(f"{work.queue}: {error}")
-                    stop.set()
-
-            threads.append(threading.Thread(target=run, name=job, daemon=True))
-            threads[-1].start()
-        while not stop.wait(REPORT_S):
-            report(name, counts)
+        threads = [
+            threading.Thread(target=job.run, args=(url, name, stop), daemon=True) for job in jobs
+        ]
         for thread in threads:
-            thread.join(timeout=20)
-    report(name, counts, failures)
-    raise SystemExit(1 if failures else 0)
+            thread.start()
+        while not stop.wait(LOOK_S) and demo is not None and demo.is_alive():
+            pass
+        stop.set()
+        for thread in threads:
+            thread.join(JOIN_S)
+    if failures := [job.failure for job in jobs if job.failure]:
+        print("; ".join(failures), file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
-def report(name: str, counts: list[Counts], failures: list[str] | None = None) -> None:
-    """Print the sums as a line of JSON."""
-    total: dict[str, Any] = {}
-    for one in counts:
-        for key, value in asdict(one).items():
-            total[key] = min(total.get(key, True), value) if key == "ready" else (
-                total.get(key, 0) + value
-            )  # fmt: skip
-    print(json.dumps({"worker": name, **total, "failures": failures or []}), flush=True)
+class WorkerProcess:
+    """A worker, as the demo sees it. jobs: each ``queue:ack_mode``. fate: what became of it. rate:
+    messages a second."""
 
+    def __init__(self, name: str, jobs: list[str], url: str, seed: int, log: Path) -> None:
+        self.name, self.jobs, self._log = name, jobs, log
+        self.fate, self.rate = "works", 0.0
+        self._measured = (0.0, 0)
+        spawn = multiprocessing.get_context("spawn")
+        self._counts: Any = spawn.RawArray(Counts, len(jobs))
+        given = name, jobs, self._counts, url, seed, log
+        self._process = spawn.Process(target=work, args=given, daemon=True)
+        self._process.start()
 
-if __name__ == "__main__":
-    main()
+    @property
+    def ready(self) -> bool:
+        """Whether all its consumers are bound."""
+        return self.count("ready") == len(self.jobs)
+
+    def count(self, name: str) -> int:
+        """One of `COUNTED`, over all its jobs."""
+        return sum(getattr(one, name) for one in self._counts)
+
+    def counts(self) -> dict[str, int]:
+        """All that it counted."""
+        return {name: self.count(name) for name in COUNTED if name != "ready"}
+
+    def measure(self) -> None:
+        """Messages per second since the last call."""
+        now, received = time.monotonic(), self.count("received")
+        at, before = self._measured
+        self.rate = (received - before) / (now - at) if at and now > at else 0.0
+        self._measured = now, received
+
+    def check(self) -> None:
+        """Raise LakequeueError if it ended by itself."""
+        if self.fate == "works" and self._process.exitcode is not None:
+            said = self._log.read_text().splitlines()
+            why = said[-1] if said else "it gave no reason"
+            raise LakequeueError(f"{self.name} ended with status {self._process.exitcode}: {why}")
+
+    def freeze(self) -> None:
+        """Make it hang. It keeps its messages, and the engine still sends it more."""
+        self._signal("hangs", signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        self._signal("works", signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        self._signal("killed", signal.SIGKILL)
+        self._process.join()
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self.fate == "hangs":
+            self.kill()
+        if self.fate == "works":
+            self._signal("done", signal.SIGTERM)
+
+    def wait(self) -> None:
+        """Wait for its end."""
+        self._process.join(STOP_S_MAX)
+        self._process.kill()
+        self._process.join()
+
+    def _signal(self, fate: str, which: signal.Signals) -> None:
+        self.fate = fate
+        assert self._process.pid is not None, "it was started"
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._process.pid, which)

@@ -22,7 +22,7 @@ from ...cli.printing import console, say_json
 from ...cli.publish import Tally
 from ...protocol.errors import LakequeueError
 from .accounts import balance, check_barriers, complete, count_messages, read_journal
-from .child_processes import WorkerProcess
+from .demo_worker import WorkerProcess
 from .flight_data import Flights, flights_path, load_flights
 from .view import View, show_accounts
 
@@ -137,8 +137,8 @@ class FlightsDemo:
 
     def _start_worker(self, name: str, jobs: list[str]) -> None:
         seed = self._seed * 1000 + len(self._workers) * 10
-        with (self._home / f"{name}.log").open("w") as errors:
-            self._workers.append(WorkerProcess.start(name, jobs, self._url, seed, errors))
+        log = self._home / f"{name}.log"
+        self._workers.append(WorkerProcess(name, jobs, self._url, seed, log))
 
     def _end_workers(self) -> None:
         for worker in self._workers:
@@ -248,7 +248,9 @@ class FlightsDemo:
                     "publish_s": round(publishing.seconds, 1),
                     "queues": [asdict(account) for account in accounts],
                     "barriers": {"delivered": barriers.delivered, "wrong": barriers.wrong},
-                    "workers": [{"fate": w.fate, **w.counts} for w in self._workers],
+                    "workers": [
+                        {"worker": w.name, "fate": w.fate, **w.counts()} for w in self._workers
+                    ],
                     "problems": problems,
                 }
             )

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 
 from ...cli.printing import table_of
 from .accounts import Account, Barriers
-from .child_processes import WorkerProcess
+from .demo_worker import WorkerProcess
 
 PLAIN_EVERY_S = 5.0
 
