@@ -14,18 +14,14 @@ from .group import EXIT_FAILED, EnvironmentFault
 from .machine_checks import Check, diagnose
 from .presence import engine_lives, presence_checks
 from .printing import console, say_json, table_of
-from .start_engine import PACKAGE_CONFIGURATION
+from .start_engine import config_option
 
 KAFKA = "kafka://"
 
 
 @click.command()
 @option("--queue", help="Also check that this queue exists.")
-@option(
-    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
-    envvar="LAKEQUEUE_CONFIG",
-    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
-)  # fmt: skip
+@config_option
 @option(
     "--master", envvar="LAKEQUEUE_MASTER",
     help="The Spark that will run the engine.  [default: local, with slots for all]",

@@ -10,6 +10,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,11 +133,7 @@ def _token(file: Path | None) -> str | None:
 
 def opener(address: str, vpn: str) -> Callable[[], Any]:
     """Returns a function that opens a connection for the page."""
-
-    def open_connection() -> Any:
-        return lakequeue.connect(address, vpn=vpn, client_name=CLIENT)
-
-    return open_connection
+    return partial(lakequeue.connect, address, vpn=vpn, client_name=CLIENT)
 
 
 def _life(home: Path | None) -> Callable[[str], list[str]] | None:

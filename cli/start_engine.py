@@ -78,16 +78,19 @@ class EngineOptions:
         return found
 
 
+config_option = option(
+    "--config", type=click.Path(dir_okay=False, path_type=Path), default=PACKAGE_CONFIGURATION,
+    envvar="LAKEQUEUE_CONFIG",
+    help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
+)  # fmt: skip
+
+
 def engine_options(home_help: str) -> Callable[[Any], Any]:
     """Add --home, --config, --trigger, --set, --accept-other-kafka and --json."""
     return gathered(
         EngineOptions, "given",
         home_option(home_help),
-        option(
-            "--config", type=click.Path(dir_okay=False, path_type=Path),
-            default=PACKAGE_CONFIGURATION, envvar="LAKEQUEUE_CONFIG",
-            help="The queues, as a YAML file.  [default: conf/queues.yaml of the package]",
-        ),
+        config_option,
         option(
             "--trigger", type=click.Choice(TRIGGERS), envvar="LAKEQUEUE_TRIGGER",
             help="How the engine takes steps: in a loop of its own, or once per Spark batch."

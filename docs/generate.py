@@ -36,10 +36,7 @@ def lifecycle() -> str:
         states.append("new" if new else NAMES[state])
         if what.rule not in rules:
             rules.append(what.rule)
-    rows = [
-        "| before | what happens | after | in the journal | rule |",
-        "|---|---|---|---|---|",
-    ]
+    rows = ["| before | what happens | after | in the journal | rule |", "|---|---|---|---|---|"]
     for (event_name, after, journal), (states, rules) in groups.items():
         before = ", ".join(states)
         rows.append(f"| {before} | {event_name} | {after} | {journal} | {', '.join(rules)} |")
@@ -231,17 +228,8 @@ def words_of(systems: tuple[str, ...]) -> str:
         else:
             without.append(f"- {theirs}: {word.note}")
     rows = [f"| `{key}` | {', '.join(theirs)} |" for key, theirs in ours.items()]
-    return "\n".join(
-        [
-            "| here | there |",
-            "|---|---|",
-            *rows,
-            "",
-            "Without a key:",
-            "",
-            *without,
-        ]
-    )
+    head, more = ["| here | there |", "|---|---|"], ["", "Without a key:", ""]
+    return "\n".join([*head, *rows, *more, *without])
 
 
 PARTS = {

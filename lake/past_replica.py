@@ -1,10 +1,10 @@
-"""A broker of the past: its pages, replayed steps, and questions to it (R1, R3, R6)."""
+"""A broker of the past: its pages, and replayed steps (R1, R3)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +14,6 @@ from ..protocol.steplog import StepRecord
 from ..protocol.wire import WireRecord
 from ..replica.driver import Again, Clocks, Driver, Snapshot
 from ..state import FORMAT, Broker, DictStore, Home, Limits
-from ..state.commands import answers, dispatch
 from ..state.queue.broker_facts import BrokerHeader
 from ..state.queue.queue import QueuePage
 
@@ -118,34 +117,8 @@ def move_ahead(
     return found
 
 
-# ---------------------------------------------------------------- questions
-
-
-def has(home: Home, store: DictStore, vpn: str, queue: str) -> bool:
-    """Whether the broker has a queue."""
-    return _load(home, store).find(vpn, queue) is not None
-
-
-def answer(
-    home: Home, store: DictStore, now: int, vpn: str, command: Any
-) -> tuple[Any, int | str | None]:
-    """Carry out a question: the result, and where the next part begins."""
-    broker = _load(home, store)
-    broker.begin(now)
-    result: Any
-    if (own := broker.mesh.commands.get(type(command))) is not None:
-        return own(vpn, command), None
-    if carry_out := dispatch.OF_BROKER.get(type(command)):
-        result = carry_out(broker, vpn, command)
-    else:
-        queue = broker.find(vpn, command.queue)
-        result = dispatch.OF_QUEUE[type(command)](broker, vpn, queue, command)
-    if isinstance(result, answers.PartialAnswer):
-        return result.result, result.more
-    return result, None
-
-
-def _load(home: Home, store: DictStore) -> Broker:
+def load(home: Home, store: DictStore) -> Broker:
+    """The broker of these pages, to be asked."""
     broker = Broker.load(store, home, LIMITS)
     broker.mesh = Mesh.load(broker)
     return broker

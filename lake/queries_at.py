@@ -17,9 +17,10 @@ from ..client.session.session import Session
 from ..protocol import commands, wire
 from ..protocol.errors import ConfigError
 from ..protocol.outputs import Reply
-from ..state.commands.dispatch import INSPECTIONS
-from . import past_replica
+from ..state.commands import dispatch
+from ..state.commands.answers import PartialAnswer
 from .past import Moment
+from .past_replica import load
 
 
 class _PastSession:
@@ -55,21 +56,18 @@ class _PastSession:
         """The brokers that had a queue; all if no queue is named."""
         if name is None:
             return self._moments
-        found = [m for m in self._moments if past_replica.has(m.home, m.store, self._vpn, name)]
+        found = [m for m in self._moments if load(m.home, m.store).find(self._vpn, name)]
         if not found:
             raise ConfigError(f"queue: {name!r} – there was no such queue in VPN {self._vpn!r}")
         return found
 
     def _answer(self, command: Any, number: int | None) -> Any:
-        kind = type(command)
-        if kind not in INSPECTIONS:
-            raise ConfigError(f"{kind.__name__}: the past is read-only")
+        if type(command) not in dispatch.INSPECTIONS:
+            raise ConfigError(f"{type(command).__name__}: the past is read-only")
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
         try:
-            result, more = past_replica.answer(
-                moment.home, moment.store, moment.now, self._vpn, command
-            )
+            result, more = self._carried_out(moment, command)
         except ValueError as error:  # a wrong `where`: an engine that runs answers with its text
             raise ConfigError(str(error)) from error
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
@@ -77,6 +75,21 @@ class _PastSession:
         if answer["error"] is not None:
             raise ConfigError(answer["error"])
         return answer
+
+    def _carried_out(self, moment: Moment, command: Any) -> tuple[Any, int | str | None]:
+        """The result of a question, and where its next part begins."""
+        kind, vpn, broker = type(command), self._vpn, load(moment.home, moment.store)
+        broker.begin(moment.now)
+        result: Any
+        if (own := broker.mesh.commands.get(kind)) is not None:
+            result = own(vpn, command)
+        elif (of_broker := dispatch.OF_BROKER.get(kind)) is not None:
+            result = of_broker(broker, vpn, command)
+        else:
+            result = dispatch.OF_QUEUE[kind](broker, vpn, broker.find(vpn, command.queue), command)
+        if isinstance(result, PartialAnswer):
+            return result.result, result.more
+        return result, None
 
 
 def admin_of(*moments: Moment, vpn: str = "default") -> Admin:
