@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import count as count_up
 from typing import Any
 from zlib import crc32
@@ -166,8 +167,8 @@ class _Bursts:
         """All bursts, in order: each needs the queue as the one before left it."""
         return {
             "expire": self._expire,
-            "redrive": self._redrive,
-            "purge": self._purge,
+            "redrive": partial(self._emptied, "redriving", DEAD, self._admin.redrive),
+            "purge": partial(self._emptied, "purging", BURST, self._admin.purge),
             "large": self._large,
         }
 
@@ -198,20 +199,12 @@ class _Bursts:
         self._until(BURST, 0)
         return moment
 
-    def _redrive(self) -> float:
-        self._say("redriving")
+    def _emptied(self, what: str, queue: str, empty: Callable[[str], object]) -> float:
+        self._say(what)
         begin = time.time()
         with suppress(Timeout):
-            self._admin.redrive(DEAD)
-        self._until(DEAD, 0)
-        return begin
-
-    def _purge(self) -> float:
-        self._say("purging")
-        begin = time.time()
-        with suppress(Timeout):
-            self._admin.purge(BURST)
-        self._until(BURST, 0)
+            empty(queue)
+        self._until(queue, 0)
         return begin
 
     def _large(self) -> float:

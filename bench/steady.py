@@ -99,7 +99,6 @@ class Traffic:
         self.stop()
 
     def stop(self) -> None:
-        """End the traffic."""
         self._stopping.set()
         self._sender.join(30)
         with suppress(LakequeueError):

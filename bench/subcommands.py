@@ -21,21 +21,21 @@ TRIGGERS = ("real-time", "micro-batch")
 
 # Name → module, and the line that `lakequeue bench --help` shows.
 BENCHMARKS = {
-    "core": ("core", "The pure step alone, µs per message"),
     "bridge": ("bridge_cost", "A bridge between two homes, µs per message"),
-    "depth": ("depth", "The same traffic at growing depth"),
+    "burst": ("burst", "Everything at once, beside steady traffic"),
     "celery": ("celery", "Celery with empty tasks, beside Redis and RabbitMQ"),
     "churn": ("churn", "The checkpoint after messages came and went"),
-    "latency": ("latency", "Publish to received, ms"),
-    "throughput": ("throughput", "Producers and two consumers at once, 1 KB, persistent"),
-    "recovery": ("recovery", "The time from a kill to the next delivery, ms"),
-    "scale": ("scale", "The same traffic through more brokers"),
-    "burst": ("burst", "Everything at once, beside steady traffic"),
+    "client": ("client", "The client alone, against a peer that only answers, 1 KB"),
+    "core": ("core", "The pure step alone, µs per message"),
+    "depth": ("depth", "The same traffic at growing depth"),
     "flood": ("flood", "A tenant's flood, beside another tenant's traffic"),
     "idle-queues": ("idle_queues", "The cost of queues that nobody uses"),
-    "client": ("client", "The client alone, against a peer that only answers, 1 KB"),
+    "latency": ("latency", "Publish to received, ms"),
+    "recovery": ("recovery", "The time from a kill to the next delivery, ms"),
+    "scale": ("scale", "The same traffic through more brokers"),
     "sql": ("questions", "Questions to the tables, seconds each"),
     "tables": ("lake_speed", "The same traffic with the Delta tables and without, 1 KB"),
+    "throughput": ("throughput", "Producers and two consumers at once, 1 KB, persistent"),
 }
 
 
@@ -72,7 +72,6 @@ command = Benchmarks(
 
 
 def as_json_option() -> click.Option:
-    """``--json``."""
     return click.Option(
         ["--json", "as_json"], is_flag=True, help="One JSON object instead of a table."
     )
@@ -86,7 +85,6 @@ def count(name: str, default: int, help: str | None = None) -> click.Option:
 
 
 def messages(default: int) -> click.Option:
-    """``--messages``."""
     return count("--messages", default, "How many.")
 
 

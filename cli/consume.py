@@ -55,7 +55,6 @@ class Executor:
         self.failed = 0
 
     def __call__(self, message: Any) -> None:
-        """Run the command with one message."""
         self.given += 1
         status = _run(self._command, message)
         self.failed += status != 0

@@ -67,7 +67,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the table."""
         return list(self._where)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -125,7 +124,6 @@ def forget_standard_output() -> None:
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status for an error."""
     if isinstance(error, ConfigError):
         return EXIT_CONFIGURATION
     if isinstance(error, EnvironmentFault | NotConnected | Timeout):

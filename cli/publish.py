@@ -133,7 +133,6 @@ class Tally:
         self._open: deque[Any] = deque()
 
     def sent(self, future: Any) -> None:
-        """Count a message that was sent."""
         self._open.append(future)
         while self._open and self._open[0].done():
             self._take()

@@ -57,7 +57,6 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
 
 
 def _print_report(home: Path, repair: bool, done: list[str], found: list[Table]) -> None:
-    """Print for people."""
     for line in done:
         note(line)
     for table in found:

@@ -43,7 +43,6 @@ class PlainLines(logging.Formatter):
         super().__init__(form, time)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line."""
         return one_line(super().formatMessage(record))
 
 
@@ -51,7 +50,6 @@ class JsonLines(logging.Formatter):
     """One JSON object per line, with the traceback inside; times are UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         line = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
@@ -66,7 +64,6 @@ class JsonLines(logging.Formatter):
 
 
 def line_format(name: str) -> logging.Formatter:
-    """The formatter with this name."""
     return JsonLines() if name == JSON else PlainLines()
 
 
@@ -108,7 +105,6 @@ def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Pr
 def run_engine(
     engine: Engine,
     home: Path,
-    bootstrap: str,
     as_json: bool,
     progress: Progress,
     fault: Callable[[], LakequeueError | None] = lambda: None,
@@ -125,7 +121,7 @@ def run_engine(
         with logging_to(home / "spark.log", engine.log_format):
             with environment_faults():
                 engine.start()
-                address = write_address(home, bootstrap)
+                address = write_address(home, engine.bootstrap)
             try:
                 progress.close()
                 with page_shown(engine, home, page_port) as page:
@@ -224,7 +220,6 @@ class Progress:
         note(line_format(self._format).format(logging.makeLogRecord(said)))
 
     def close(self) -> None:
-        """Remove the status line."""
         if self._status is not None:
             self._status.stop()
             self._status = None

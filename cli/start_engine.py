@@ -33,7 +33,7 @@ from ..streaming.spark.queries import TRIGGERS
 from .command_options import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
-from .service import Progress, environment_faults, in_the_foreground, run_engine
+from .service import environment_faults, in_the_foreground, run_engine
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
 CONNECT_SECONDS_MAX = 5.0
@@ -221,11 +221,29 @@ def up(given: EngineOptions, port: int | None) -> None:
       lakequeue up --set spark.driver.memory=4g --set lakequeue.metrics_port=9400
       lakequeue up --json | head -1      # the addresses, for programs
     """
+    from ..streaming import Engine
+
     configuration, settings = given.configuration(), given.engine_settings()
     home, as_json = given.absolute_home(), given.as_json
     check_ports(settings, "monitor_port", "metrics_port")
     with in_the_foreground(home, as_json, log_format(settings)) as progress:
-        _run(home, configuration, _port(home, port), settings, as_json, progress)
+        with environment_faults():
+            HomeFolder(home).open()  # raises what the engine would, before Kafka starts
+            progress("Starting Kafka …")
+            kafka = EmbeddedKafka(home / "kafka", _port(home, port), progress=progress)
+            kafka.start()
+        watch = KafkaWatch(kafka, progress.note)
+        watch.start()
+        try:
+            engine = Engine(
+                kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
+            )
+            run_engine(
+                engine, home, as_json, progress, lambda: watch.failure, _page_port(settings),
+                [kafka.archive],
+            )  # fmt: skip
+        finally:
+            watch.stop(KAFKA_STOP_S)
 
 
 def _port(home: Path, port: int | None) -> int:
@@ -242,35 +260,6 @@ def _page_port(settings: dict[str, str]) -> int | None:
     """The page's port, `lakequeue.monitor_port`; None (from -1) for no page."""
     port = int(settings.get("lakequeue.monitor_port", 0))
     return port if port >= 0 else None
-
-
-def _run(
-    home: Path,
-    configuration: Configuration,
-    port: int,
-    settings: dict[str, str],
-    as_json: bool,
-    progress: Progress,
-) -> None:
-    from ..streaming import Engine
-
-    with environment_faults():
-        HomeFolder(home).open()  # raises what the engine would, before Kafka starts
-        progress("Starting Kafka …")
-        kafka = EmbeddedKafka(home / "kafka", port, progress=progress)
-        kafka.start()
-    watch = KafkaWatch(kafka, progress.note)
-    watch.start()
-    try:
-        engine = Engine(
-            kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
-        )
-        run_engine(
-            engine, home, kafka.bootstrap_servers, as_json, progress, lambda: watch.failure,
-            _page_port(settings), [kafka.archive],
-        )  # fmt: skip
-    finally:
-        watch.stop(KAFKA_STOP_S)
 
 
 @click.command()
@@ -305,4 +294,4 @@ def run(given: EngineOptions, bootstrap: str, master: str | None) -> None:
             bootstrap, home, configuration,
             master=master, settings=settings, progress=progress,
         )  # fmt: skip
-        run_engine(engine, home, bootstrap, as_json, progress)
+        run_engine(engine, home, as_json, progress)

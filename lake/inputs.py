@@ -224,7 +224,6 @@ class FromTables:
         return -1 if end is None else int(end)
 
     def close(self) -> None:
-        """Drop all records."""
         self._found.clear()
 
 

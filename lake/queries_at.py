@@ -32,24 +32,20 @@ class _PastSession:
         self.epoch = moments[0].home.epoch
 
     def request(self, command: commands.Command, broker: int | None = None) -> Any:
-        """Like `Session.request`."""
         return self._answer(command, broker)["result"]
 
     def each_host(self, queue: str, ask: Callable[[int | None], Any]) -> dict[str, Any]:
-        """Like `Session.each_host`."""
         hosts = self._hosts(queue)
         if len(self._moments) == 1:
             return {"": ask(None)}
         return {m.broker: ask(m.home.number) for m in hosts}
 
     def request_of_each(self, ask: Callable[[int], list[Any]]) -> list[Any]:
-        """Like `Session.request_of_each`."""
         return [row for m in self._moments for row in ask(m.home.number)]
 
     def request_list(
         self, command: Any, place: str, count: str | None = None, broker: int | None = None
     ) -> list[Any]:
-        """Like `Session.request_list`."""
         return all_parts(command, place, count, lambda c: self._answer(c, broker))
 
     def _hosts(self, name: str | None) -> list[Moment]:
@@ -67,7 +63,7 @@ class _PastSession:
         hosts = self._hosts(getattr(command, "queue", None))
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
         try:
-            result, more = self._carried_out(moment, command)
+            result, more = self._ask(moment, command)
         except ValueError as error:  # a wrong `where`: an engine that runs answers with its text
             raise ConfigError(str(error)) from error
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
@@ -76,7 +72,7 @@ class _PastSession:
             raise ConfigError(answer["error"])
         return answer
 
-    def _carried_out(self, moment: Moment, command: Any) -> tuple[Any, int | str | None]:
+    def _ask(self, moment: Moment, command: Any) -> tuple[Any, int | str | None]:
         """The result of a question, and where its next part begins."""
         kind, vpn, broker = type(command), self._vpn, load(moment.home, moment.store)
         broker.begin(moment.now)

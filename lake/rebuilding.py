@@ -275,7 +275,6 @@ def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> Non
 
 
 def _append(place: Folder, rows: list[dict[str, Any]]) -> None:
-    """Append rows to a Delta table."""
     import deltalake
 
     table = delta_table(place)

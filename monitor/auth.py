@@ -95,7 +95,6 @@ class Auth:
         return found if found is not None and found.until > self.clock() else None
 
     def sign_out(self, cookie: str | None) -> None:
-        """End a session."""
         self._sessions.pop(cookie or "", None)
 
     def form_allowed(

@@ -40,10 +40,10 @@ def ask_all(
     Raises LakequeueError if none answers."""
     known = connection.brokers()
     if len(known) < 2:  # a single broker: it answers, or nothing does
-        one = _ask(connection, connection.number, events, None)
-        name = one.usage["broker"]["name"]
-        one.name, one.state = name, known[0] if known else {"name": name, "state": ""}
-        return {name: one}
+        one = _ask(connection, connection.number, events)
+        one.name = one.usage["broker"]["name"]
+        one.state = known[0] if known else {"name": one.name, "state": ""}
+        return {one.name: one}
     asked = [partial(_ask_known, connection, one, events) for one in known]
     found = {status.name: status for status in _at_once(connection, asked)}
     if all(status.silent for status in found.values()):
@@ -84,7 +84,7 @@ def _ask_known(connection: Any, known: dict[str, Any], events: int) -> BrokerLoo
         why = f": {known['why']}" if known.get("why") else ""
         return BrokerLook(name, known, silent=f"Broker {name} is {state}{why}")
     try:
-        status = _ask(connection, known["number"], events, ANSWER_S)
+        status = _ask(connection, known["number"], events, timeout=ANSWER_S)
     except LakequeueError as error:
         what = f"has not answered within {ANSWER_S:.0f} s" if isinstance(error, Timeout) else error
         return BrokerLook(name, known, silent=f"Broker {name} {what}")
@@ -92,11 +92,10 @@ def _ask_known(connection: Any, known: dict[str, Any], events: int) -> BrokerLoo
     return status
 
 
-def _ask(connection: Any, number: int, events: int, timeout: float | None) -> BrokerLook:
-    within = {} if timeout is None else {"timeout": timeout}
-    request = partial(connection.request, broker=number, **within)
+def _ask(connection: Any, number: int, events: int, **timeout: float) -> BrokerLook:
+    request = partial(connection.request, broker=number, **timeout)
     return BrokerLook(
-        "", {}, connection.request_list(commands.Queues(), "after", broker=number, **within),
+        "", {}, connection.request_list(commands.Queues(), "after", broker=number, **timeout),
         request(commands.Usage()), request(commands.Events(limit=events)),
     )  # fmt: skip
 

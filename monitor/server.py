@@ -39,7 +39,6 @@ class PageServer:
 
     @property
     def port(self) -> int:
-        """The port it listens on."""
         return self._socket.getsockname()[1]
 
     @property

@@ -109,7 +109,6 @@ class VpnMonitor:
         return list(self._past.get(queue, ()))
 
     def close(self) -> None:
-        """Close the connection."""
         with self._lock:
             self._drop()
 

@@ -69,7 +69,6 @@ def pressed(view: Screen, key: str, seen: VpnSnapshot) -> Screen:
 
 
 def screen(vpn_monitor: VpnMonitor, view: Screen, height: int) -> RenderableType:
-    """The whole screen."""
     seen = vpn_monitor.look()
     parts: list[RenderableType] = []
     if seen.problem:

@@ -101,7 +101,6 @@ class _Routes:
         self._templates.globals["chart"] = chart
 
     def routes(self) -> list[Any]:
-        """All routes."""
         shown = {
             "/": self.overview, "/queue": self.queue, "/message": self.message,
             "/engine": self.engine, "/events": self.events,
@@ -146,7 +145,6 @@ class _Routes:
         )  # fmt: skip
 
     def message(self, request: Request) -> Response:
-        """The life of one message."""
         number, problem, lines = request.query_params.get("id", "").strip(), "", list[str]()
         if self._page.life is None:
             problem = "The life of a message is told from the tables: start this with --home."
@@ -158,14 +156,12 @@ class _Routes:
         return self._show(request, "message.html", id=number, lines=lines, problem=problem)
 
     def engine(self, request: Request) -> Response:
-        """Brokers and streaming queries."""
         found = self._page.figures.engine()
         return self._show(
             request, "engine.html", found=found, seen=self._vpn_monitor(request).look()
         )
 
     def events(self, request: Request) -> Response:
-        """Events, newest first."""
         return self._show(request, "events.html", seen=self._vpn_monitor(request).look())
 
     # ------------------------------------------------------------ what changes something

@@ -62,7 +62,6 @@ def complete(tables: Path, described: Mapping[str, Mapping[str, Any]]) -> bool:
 def balance(
     journal: pd.DataFrame, expected: Mapping[str, int], described: Mapping[str, Mapping[str, Any]]
 ) -> list[Account]:
-    """One account per queue."""
     return [
         _account(journal[journal["queue"] == queue], queue, sent, described[queue])
         for queue, sent in expected.items()

@@ -41,8 +41,6 @@ class Second:
 
 
 class BridgeDemo:
-    """One run of the demo."""
-
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
         self._console = console(stderr=as_json)
@@ -124,7 +122,6 @@ class _Story:
         return self._east.consumer(queue, max_backlog=1_000, ack_mode="auto")
 
     def second(self, number: int) -> Second:
-        """Let one second pass."""
         if number == CONSUMER_BACK_S:
             self._consumers["queue1"] = self._consumer("queue1")
         received = dict.fromkeys(TOPICS, 0)
@@ -153,6 +150,5 @@ class _Story:
         return {name: self._got[name] == sent for name, sent in self.sent.items()}
 
     def close(self) -> None:
-        """End it."""
         self._west.close()
         self._east.close()

@@ -205,14 +205,12 @@ class WorkerProcess:
         self._process.join()
 
     def stop(self) -> None:
-        """End it in order."""
         if self.fate == "hangs":
             self.kill()
         if self.fate == "works":
             self._signal("done", signal.SIGTERM)
 
     def wait(self) -> None:
-        """Wait for its end."""
         self._process.join(STOP_S_MAX)
         self._process.kill()
         self._process.join()

@@ -82,8 +82,6 @@ class Publishing(threading.Thread):
 
 
 class FlightsDemo:
-    """One run of the demo."""
-
     def __init__(
         self, home: Path, count: int | None, workers: int, seed: int, as_json: bool
     ) -> None:

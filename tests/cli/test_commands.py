@@ -44,7 +44,7 @@ def options_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
     commands = {(name,): main.get_command(top, name) for name in COMMANDS}
     bench = commands[("bench",)]
     assert isinstance(bench, click.Group)
-    commands |= {("bench", name): one for name, one in bench.commands.items()}
+    commands |= {("bench", name): bench.get_command(top, name) for name in bench.list_commands(top)}
     for words, command in commands.items():
         for one in command.params if command else ():
             if isinstance(one.type, kind):
