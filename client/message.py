@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
-from ..protocol import bounds, wire
+from ..protocol import bounds, commands, wire
+from .values import duration_ms, reason_of
 
 
 def moment(ms: int) -> datetime | None:
@@ -73,20 +74,19 @@ def _text(pairs: list[tuple[str, bytes]]) -> dict[str, str]:
     return {k: v.decode("utf-8", "backslashreplace") for k, v in pairs}
 
 
+Lease = tuple[float, float, int]  # see `Message.lease_state`
+
+
 class Holder(Protocol):
     """The owner of the messages an application holds: a consumer's `Settling`."""
 
     def ack_message(self, message: Message) -> None:
         """Acknowledge."""
 
-    def cancel_message(self, message: Message, delay: str | float | None) -> None:
-        """Return it to the queue."""
-
-    def put_back_message(self, message: Message) -> None:
-        """Return it to the queue as if it had not been handed over."""
-
-    def reject_message(self, message: Message, reason: str | BaseException) -> None:
-        """Send it to the dead message queue."""
+    def give_up(
+        self, message: Message, outcome: str, kind: type[commands.Command], **fields: Any
+    ) -> None:
+        """Settle it with this kind of command instead. outcome: for people."""
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """Extend its lease."""
@@ -197,11 +197,11 @@ class Message:
         # A record without a time, or clocks that differ: the engine sends only live messages.
         self.life_ends = clock_ms + left_ms if self._expires and sent_ms > 0 < left_ms else 0.0
 
-    def lease_state(self) -> tuple[float, float, int]:
+    def lease_state(self) -> Lease:
         """The lease, for `restore_lease`. Called by the consumer."""
         return self.lease_ends, self.lease_ms, self._lease_at
 
-    def restore_lease(self, lease: tuple[float, float, int]) -> None:
+    def restore_lease(self, lease: Lease) -> None:
         """Restore the lease after a refused renewal. Called by the consumer."""
         self.lease_ends, self.lease_ms, self._lease_at = lease
 
@@ -227,14 +227,15 @@ class Message:
         or seconds as a number. None: the queue's own back-off. Raises LeaseLost as `ack` does, and
         ConfigError for a wrong duration.
         """
-        self._holder.cancel_message(self, delay)
+        ms = None if delay is None else duration_ms(delay, "delay")
+        self._holder.give_up(self, "canceled", commands.Cancel, delay_ms=ms)
 
     def put_back(self) -> None:
         """Return the message to the queue as if it had not been handed over: no attempt (L5).
 
         For a program that ends before it has begun to work on it. Raises LeaseLost as `ack` does.
         """
-        self._holder.put_back_message(self)
+        self._holder.give_up(self, "put back", commands.Returned)
 
     def reject(self, reason: str | BaseException = "") -> None:
         """Send the message to the dead message queue (C7).
@@ -242,7 +243,7 @@ class Message:
         reason: text, or the exception that caused it; at most 10,000 characters are kept. Raises
         LeaseLost as `ack` does.
         """
-        self._holder.reject_message(self, reason)
+        self._holder.give_up(self, "rejected", commands.Reject, reason=reason_of(reason))
 
     def renew(self, period: str | float | None = None) -> None:
         """Extend the lease, counted from now (L10).

@@ -8,7 +8,7 @@ It is an ordinary consumer (C3, L4). A batch and its acknowledgement are one uni
   At a start this happens before the consumer binds, so messages that returned to the queue while
   the job was away are removed before they can come again;
 - messages that came again while the batch ran (a lease ended, a session was lost) are forgotten
-  with the engine's answer, see `Prefetch.forget_unseen`.
+  with the engine's answer, see `Prefetch.forget`.
 """
 
 from __future__ import annotations

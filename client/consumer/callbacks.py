@@ -17,9 +17,7 @@ from typing import Any
 
 from ...protocol import LeaseLost
 from ..message import Message
-from ..session.session import Session
-from .prefetch import Prefetch
-from .settling import AckRule, Settling
+from .settling import Settling
 
 log = logging.getLogger("lakequeue.client")
 
@@ -31,18 +29,11 @@ Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.
 class CallbackRunner:
     """One consumer's callback. over: tells whether the consumer is closed."""
 
-    def __init__(
-        self,
-        session: Session,
-        prefetch: Prefetch,
-        settling: Settling,
-        rule: AckRule,
-        over: Callable[[], bool],
-    ) -> None:
-        self._session = session
-        self._prefetch = prefetch
+    def __init__(self, settling: Settling, over: Callable[[], bool]) -> None:
         self._settling = settling
-        self._rule = rule
+        self._session = settling.session
+        self._prefetch = settling.prefetch
+        self._mode = settling.rule.mode
         self._over = over
         self._callback: Callback | None = None
         self._calling = False
@@ -80,14 +71,11 @@ class CallbackRunner:
         self._calling = True
         try:
             while not self._over() and (message := self.begin()) is not None:
-                self._call(message)
+                with self.attempt(message) as callback:
+                    callback(message)
         finally:
             self._calling = False
         return not self._over() and self._session.is_open
-
-    def _call(self, message: Message) -> None:
-        with self.attempt(message) as callback:
-            callback(message)
 
     @contextlib.contextmanager
     def attempt(self, message: Message) -> Iterator[Callback]:
@@ -118,9 +106,9 @@ class CallbackRunner:
             return None
         if self._session.spans is not None:
             self._session.spans.begin(message, self._prefetch.tracks(message))
-        if self._rule.mode == "pre_ack":
+        if self._mode == "pre_ack":
             self._settling.settle([message])
-        elif self._rule.mode == "dups_ok":
+        elif self._mode == "dups_ok":
             self._settling.working = message
         self._settling.freshen([message])
         return message
@@ -137,14 +125,14 @@ class CallbackRunner:
             self._failed.clear()
             self._failed_at = now_ms
         self._failed.add(message.number)
-        if self._rule.mode in ("auto", "dups_ok") and self._prefetch.holds(message):
+        if self._mode in ("auto", "dups_ok") and self._prefetch.holds(message):
             with contextlib.suppress(LeaseLost):  # its lease ended meanwhile
-                self._settling.cancel_message(message, None)
+                message.cancel()
 
     def _returned(self, message: Message) -> None:
         """The callback has returned: acknowledge, if the mode says so."""
         self._settling.working = None
-        if self._rule.mode == "auto" and self._prefetch.holds(message):
+        if self._mode == "auto" and self._prefetch.holds(message):
             self._settling.settle([message])
-        elif self._rule.mode == "dups_ok":
+        elif self._mode == "dups_ok":
             self._settling.dups_ok()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
@@ -28,7 +27,7 @@ from ..values import function_of, text_of, truth, wait_s, whole
 from .binding import Binding
 from .callbacks import CallbackRunner
 from .prefetch import LIMIT, WINDOW_PERCENT, FlowArrivals, Leases, Prefetch
-from .settling import Settling, ack_rule
+from .settling import AckRule, Settling
 
 CLOSE_S = 5.0
 RETURN_S = 2.0  # how long close waits for deliveries that are still on their way
@@ -78,7 +77,7 @@ class Consumer:
         auto_renew_limit: str | float = LIMIT,
         priority: int = 0,
     ) -> None:
-        self._rule = ack_rule(ack_mode, dups_ok_count, dups_ok_interval)
+        self._rule = AckRule(ack_mode, dups_ok_count, dups_ok_interval)
         if max_backlog is not None:
             self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
         whole(priority, "priority", 0, PRIORITY_MAX)
@@ -92,23 +91,17 @@ class Consumer:
             max_backlog=max_backlog, filter=filter, acks=acks, framing="batch",
             transport_acks=True, priority=priority,
         )  # fmt: skip
-        self._lock = threading.RLock()
         self._closed = False  # receives nothing more
         self._closing = False  # `close` is running
-        # once set, nothing more is settled: what became of its messages
-        self._ended: str | None = None
         self._why: str | None = None  # why it was closed, if not by the application
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
         self._leases = Leases(auto_renew_limit, truth(auto_renew, "auto_renew"))
-        self._prefetch = Prefetch(self._lock, session.clock_ms)
-        self._settling = Settling(
-            session, self._lock, self._prefetch, self._arrivals, self._rule, lambda: self._ended
-        )
-        self.serving = CallbackRunner(
-            session, self._prefetch, self._settling, self._rule, lambda: self._closed
-        )
+        self._prefetch = Prefetch(session.clock_ms)
+        self._lock = self._prefetch.lock
+        self._settling = Settling(session, self._prefetch, self._arrivals, self._rule)
+        self.serving = CallbackRunner(self._settling, lambda: self._closed)
         self._subscription: Binding | None = None
         self._untouched: list[int] = []  # ids sent to a lost subscription
         try:
@@ -288,7 +281,7 @@ class Consumer:
         where: an expression over messages of the queue. Waits for the engine's answer. Raises
         ConfigError, LakequeueError, Timeout; NotConnected if the consumer is closed.
         """
-        if self._ended is not None or not self._session.is_open:
+        if self._settling.over is not None or not self._session.is_open:
             raise self._session.closed(self._why or CLOSED)
         self._settling.ack_named(ids, up_to, where)
 
@@ -323,7 +316,7 @@ class Consumer:
         of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
         again.
         """
-        if self._ended is not None or self._closing:
+        if self._settling.over is not None or self._closing:
             return
         self._closed = self._closing = True
         try:
@@ -364,7 +357,7 @@ class Consumer:
     def _end(self, what: str = RETURNED) -> None:
         """End locally: nothing is held any more."""
         with self._lock:
-            self._closed, self._ended = True, what
+            self._closed, self._settling.over = True, what
             self._prefetch.clear()
             self._settling.reset()
         if self._subscription is not None:
@@ -399,7 +392,7 @@ class Consumer:
         deliveries = wire.decode_batch(record.value or b"")
         clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
         with self._lock:
-            if deliveries.subscription != self.subscription or self._ended is not None:
+            if deliveries.subscription != self.subscription or self._settling.over is not None:
                 return
             if deliveries.flow is not None:
                 self._arrivals.take(deliveries.flow, len(deliveries.ids), clock_ms)
@@ -456,4 +449,4 @@ class Consumer:
 
     def forked(self) -> None:
         """Close, because this is a forked child."""
-        self._closed, self._ended = True, RETURNED
+        self._closed, self._settling.over = True, RETURNED

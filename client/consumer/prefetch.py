@@ -44,10 +44,10 @@ HANDED_BACK_PART = 0.25  # a waiting message is handed back when this part is le
 
 
 class Prefetch:
-    """A consumer's messages, under the consumer's lock. clock_ms: the session's clock."""
+    """A consumer's messages, and the lock for all of its state. clock_ms: the session's clock."""
 
-    def __init__(self, lock: threading.RLock, clock_ms: Callable[[], float]) -> None:
-        self._lock = lock
+    def __init__(self, clock_ms: Callable[[], float]) -> None:
+        self.lock = threading.RLock()
         self._clock_ms = clock_ms
         self.buffer: deque[Message] = deque()
         self.held: dict[int, Message] = {}
@@ -62,7 +62,7 @@ class Prefetch:
     def reset(self) -> None:
         """Begin a new subscription: held messages are lost. Messages the engine has already removed
         (pre_ack, no_ack) stay in the buffer, because nobody else gets them."""
-        with self._lock:
+        with self.lock:
             mine = [m for m in self.buffer if not self.tracks(m)]
             self.buffer.clear()
             self.buffer.extend(mine)
@@ -71,7 +71,7 @@ class Prefetch:
 
     def clear(self) -> None:
         """Drop everything."""
-        with self._lock:
+        with self.lock:
             self.buffer.clear()
             self._lose_held()
 
@@ -93,7 +93,7 @@ class Prefetch:
     def take(self, d: Deliveries, holder: Holder, now_ms: int, record: Record) -> list[Message]:
         """Put new deliveries of a record into the buffer and return them. Leases count from now."""
         clock_ms = self._clock_ms()
-        with self._lock:
+        with self.lock:
             if d.again:
                 self._remember_held(d)
             seen, new, again = self._seen, [], False
@@ -142,7 +142,7 @@ class Prefetch:
     @property
     def has_next(self) -> bool:
         """True if a message can be handed over. Drops expired messages at the front."""
-        with self._lock:
+        with self.lock:
             buffer, clock_ms = self.buffer, self._clock_ms()
             while buffer and self.is_over(buffer[0], clock_ms):
                 buffer.popleft()
@@ -151,7 +151,7 @@ class Prefetch:
     def hand_over(self, passed_over: Collection[int] = ()) -> Message | None:
         """The next message for the application, or None. Messages with an id in ``passed_over``
         stay."""
-        with self._lock:
+        with self.lock:
             if not self.has_next:
                 return None
             buffer, clock_ms = self.buffer, self._clock_ms()
@@ -168,7 +168,7 @@ class Prefetch:
 
     def up_to(self, message: Message) -> list[Message]:
         """The held messages up to and including this one, in order of receipt."""
-        with self._lock:
+        with self.lock:
             out = []
             for held in self.held.values():
                 out.append(held)
@@ -178,39 +178,35 @@ class Prefetch:
 
     def count_held(self, ranges: Ranges) -> int:
         """Count the held messages whose ids are in the ranges."""
-        with self._lock:
+        with self.lock:
             return sum(_within(number, ranges) for number in self.held)
 
     def forget(self, ranges: Ranges) -> None:
-        """Stop holding these ids."""
-        with self._lock:
+        """Drop what the engine has acknowledged, also messages that wait here. Called with its
+        answer: later deliveries, as after a replay, are new. ranges: ascending."""
+        with self.lock:
             for number in [n for n in self.held if _within(n, ranges)]:
                 del self.held[number]
-
-    def forget_unseen(self, ranges: Ranges) -> None:
-        """Drop waiting messages with these ids (ascending ranges): they were acknowledged
-        meanwhile."""
-        with self._lock:
             self._remove(m for m in self.buffer if self.tracks(m) and _within(m.number, ranges))
 
     def take_beyond(self, backlog: int) -> list[Message]:
         """Take out unseen messages that the engine waits for, beyond a backlog. Held messages that
         are over take no room in it."""
-        with self._lock:
+        with self.lock:
             clock_ms = self._clock_ms()
             held = sum(not self.is_over(m, clock_ms) for m in self.held.values())
             return self.take_untouched(max(backlog - held, 0))
 
     def take_untouched(self, room: int = 0) -> list[Message]:
         """Take out unseen messages that the engine waits for, except the first ``room``."""
-        with self._lock:
+        with self.lock:
             taken = [m for m in self.buffer if self.tracks(m)][room:]
             self._remove(taken)
             return taken
 
     def take_untouched_from(self, first: Message) -> list[Message]:
         """Take out this message and those waiting behind it, so that they come back in order."""
-        with self._lock:
+        with self.lock:
             waiting = [m for m in self.buffer if self.tracks(m)]
             at = next((i for i, m in enumerate(waiting) if m is first), len(waiting))
             self._remove(waiting[at:])

@@ -19,19 +19,18 @@ other command sends them first, so nothing overtakes an ack (C5).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 from ...protocol import ConfigError, LeaseLost, commands
 from ...protocol.bounds import shown
 from ...protocol.checked import checked
-from ...protocol.ids import RANGES_A_COMMAND, Ranges, format_parts, format_ranges, parse_ranges
-from ..message import Message
+from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
+from ..message import Lease, Message
 from ..session.all_hosts import acknowledge
 from ..session.session import Answer, Session
-from ..values import duration_ms, id_of, ids_text, ranges_of, reason_of
+from ..values import duration_ms, id_of, ids_text, one_of, ranges_of
 from .binding import Binding
 from .prefetch import FlowArrivals, Prefetch
 
@@ -40,15 +39,22 @@ DUPS_OK_COUNT = 10
 ACKS_WAIT_MS = 20  # so those of a busy consumer travel together
 
 
-@dataclass(slots=True)
 class AckRule:
-    """How a consumer acknowledges. mode: one of `ACK_MODES`. count: n of dups_ok; None for 10 or
-    the backlog, whichever is lower. interval_ms: k of dups_ok. 0 switches either off."""
+    """How a consumer acknowledges. ack_mode: one of `ACK_MODES`. count: n of dups_ok; None for 10
+    or the backlog, whichever is lower. interval: k of dups_ok. 0 switches either off. Raises
+    ConfigError for a wrong option."""
 
-    mode: str
-    count: int | None
-    interval_ms: int
-    backlog: int = 1
+    def __init__(self, ack_mode: str, count: int | None, interval: str | float) -> None:
+        self.mode = one_of(ack_mode, "ack_mode", ACK_MODES)
+        if isinstance(count, bool) or not isinstance(count, int | None) or (count or 0) < 0:
+            raise ConfigError(
+                f"dups_ok_count: {shown(count)} – allowed is a number of messages, 0 for none"
+            )
+        self.count = count
+        self.interval_ms = duration_ms(interval, "dups_ok_interval")
+        if self.mode == "dups_ok" and not self.interval_ms and count in (0, 1):
+            self.mode = "auto" if count else "client"
+        self.backlog = 1
 
     @property
     def n(self) -> int:
@@ -68,48 +74,27 @@ class AckRule:
         self.backlog = backlog
 
 
-def ack_rule(ack_mode: str, count: int | None, interval: str | float) -> AckRule:
-    """The rule for these options of a consumer; raises ConfigError for a wrong one."""
-    if ack_mode not in ACK_MODES:
-        raise ConfigError(f"ack_mode: {shown(ack_mode)} – allowed are {', '.join(ACK_MODES)}")
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
-        raise ConfigError(
-            f"dups_ok_count: {shown(count)} – allowed is a number of messages, 0 for none"
-        )
-    interval_ms = duration_ms(interval, "dups_ok_interval")
-    mode = ack_mode
-    if mode == "dups_ok" and not interval_ms and count in (0, 1):
-        mode = "auto" if count else "client"
-    return AckRule(mode, count, interval_ms)
-
-
 FRESH_PART = 0.9  # with less than this part of the lease left, renew when handing over
 
 
 class Settling:
     """The `Holder` of one consumer's messages.
 
-    over: what became of its messages when it was closed for good; None before. ``subscription``:
-    the current one.
+    over: what became of them when the consumer was closed for good; None before. subscription: the
+    current one.
     """
 
     subscription: Binding
 
     def __init__(
-        self,
-        session: Session,
-        lock: threading.RLock,
-        prefetch: Prefetch,
-        arrivals: FlowArrivals,
-        rule: AckRule,
-        over: Callable[[], str | None],
+        self, session: Session, prefetch: Prefetch, arrivals: FlowArrivals, rule: AckRule
     ) -> None:
-        self._session = session
-        self._lock = lock
-        self._prefetch = prefetch
+        self.session = session
+        self.prefetch = prefetch
+        self.rule = rule
+        self.over: str | None = None
+        self._lock = prefetch.lock
         self._arrivals = arrivals
-        self._rule = rule
-        self._over = over
         self._acks: list[int] = []
         self._acks_since = 0.0  # by the session's clock, when the first of them was given
         self.working: Message | None = None  # dups_ok: the callback is working on it
@@ -119,31 +104,11 @@ class Settling:
 
     def ack_message(self, message: Message) -> None:
         """See `Message.ack`. Collects the ack; the engine gets it with the next batch of acks."""
-        if self._rule.mode in ("auto", "pre_ack", "no_ack") and not self._prefetch.holds(message):
+        if self.rule.mode in ("auto", "pre_ack", "no_ack") and not self.prefetch.holds(message):
             return
         if self._check_held(message):
-            cumulative = self._rule.mode in ("client", "dups_ok")
-            self.settle(self._prefetch.up_to(message) if cumulative else [message])
-
-    def cancel_message(self, message: Message, delay: str | float | None) -> None:
-        """See `Message.cancel`."""
-        ms = None if delay is None else duration_ms(delay, "delay")
-        self._give_up(
-            message,
-            "canceled",
-            self.subscription.about(commands.Cancel, ids=message.id, delay_ms=ms),
-        )
-
-    def reject_message(self, message: Message, reason: str | BaseException) -> None:
-        """See `Message.reject`."""
-        sent = self.subscription.about(commands.Reject, ids=message.id, reason=reason_of(reason))
-        self._give_up(message, "rejected", sent)
-
-    def put_back_message(self, message: Message) -> None:
-        """See `Message.put_back`."""
-        self._give_up(
-            message, "put back", self.subscription.about(commands.Returned, ids=message.id)
-        )
+            cumulative = self.rule.mode in ("client", "dups_ok")
+            self.settle(self.prefetch.up_to(message) if cumulative else [message])
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
@@ -155,50 +120,53 @@ class Settling:
             self.flush()
             self.renew([message], ms)
 
-    def _give_up(self, message: Message, outcome: str, command: commands.Command) -> None:
-        """Cancel or reject. The engine does not answer these commands, so check first that it can
-        read the command. If it cannot be sent, hold the message again, behind the others."""
-        checked(command)
+    def give_up(
+        self, message: Message, outcome: str, kind: type[commands.Command], **fields: Any
+    ) -> None:
+        """See `Message.cancel`, `put_back` and `reject`. The engine does not answer these commands,
+        so check first that it can read the command. If it cannot be sent, hold the message again,
+        behind the others."""
+        command = checked(self.subscription.about(kind, ids=message.id, **fields))
         if not self._check_held(message):
             if not message.is_barrier:
-                self._session.report(
+                self.session.report(
                     f"message {message.id} of queue {message.queue!r} is not {outcome}: it was "
-                    f"settled before that (ack_mode {self._rule.mode!r})"
+                    f"settled before that (ack_mode {self.rule.mode!r})"
                 )
             return
         with self._lock:
             self.flush()
             # Before sending: on memory:// the message may be back before `send` returns.
-            self._prefetch.held.pop(message.number, None)
+            self.prefetch.held.pop(message.number, None)
             message.settled = True
             try:
                 self.subscription.send(command)
             except BaseException:  # also Ctrl-C: it was not sent
                 message.settled = False
-                self._prefetch.held.setdefault(message.number, message)
+                self.prefetch.held.setdefault(message.number, message)
                 raise
             message.settle(outcome)
 
     def _check_held(self, message: Message) -> bool:
         """Returns False if there is nothing to settle. Raises LeaseLost if the message is known to
         be lost."""
-        if self._session.is_forked:
-            self._session.check_open()
-        if not self._prefetch.tracks(message):
+        if self.session.is_forked:
+            self.session.check_open()
+        if not self.prefetch.tracks(message):
             return False
-        if (over := self._over()) is not None:
-            raise LeaseLost(f"message {message.id} {over}")
+        if self.over is not None:
+            raise LeaseLost(f"message {message.id} {self.over}")
         with self._lock:
-            if not self._prefetch.holds(message):
-                raise LeaseLost(f"message {message.id} is no longer held by this consumer")
-            if message.lease_ends and self._session.clock_ms() >= message.lease_ends:
-                del self._prefetch.held[message.number]
+            held = self.prefetch.holds(message)
+            if held and not 0 < message.lease_ends <= self.session.clock_ms():
+                return True
+            ended = message.lease_expires_at if held else None
+            if held:
+                del self.prefetch.held[message.number]
                 message.end_span("lost")
-                ended = message.lease_expires_at
-                if ended is None:  # it had no end, so the message has left the queue
-                    raise LeaseLost(f"message {message.id} is no longer held by this consumer")
-                raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
-        return True
+        if ended is None:  # without an end: the message has left the queue
+            raise LeaseLost(f"message {message.id} is no longer held by this consumer")
+        raise LeaseLost(f"the lease of message {message.id} ended at {ended}")
 
     # ------------------------------------------------------------ acks
 
@@ -206,25 +174,25 @@ class Settling:
         """Acknowledge these messages with the next acks."""
         with self._lock:
             if not self._acks:
-                self._acks_since = self._session.clock_ms()
+                self._acks_since = self.session.clock_ms()
             for message in messages:
-                if self._prefetch.held.pop(message.number, None) is not None:
+                if self.prefetch.held.pop(message.number, None) is not None:
                     message.settle("acknowledged")
                     self._acks.append(message.number)
             pending = len(self._acks)
-        if 2 * pending >= self._rule.backlog or pending >= self._session.runner.acks_most:
+        if 2 * pending >= self.rule.backlog or pending >= self.session.runner.acks_most:
             self.flush()
 
     def settle_on_arrival(self, messages: Iterable[Message]) -> None:
         """Mode pre_ack: acknowledge these before the application sees them (C4)."""
         for message in messages:
-            if self._prefetch.tracks(message):
+            if self.prefetch.tracks(message):
                 message.settled = True
                 self._acks.append(message.number)
 
     def flush_due(self) -> None:
         """Send the collected acks if they have waited long enough."""
-        if self._acks and self._session.clock_ms() - self._acks_since >= ACKS_WAIT_MS:
+        if self._acks and self.session.clock_ms() - self._acks_since >= ACKS_WAIT_MS:
             self.flush()
 
     def flush(self) -> None:
@@ -248,8 +216,8 @@ class Settling:
 
     def send_transport_ack(self) -> None:
         """Send a transport ack if one is due and no ack has carried it (C1)."""
-        due = self._arrivals.due_at(self._rule.backlog)
-        if due is None or due > self._session.clock_ms():
+        due = self._arrivals.due_at(self.rule.backlog)
+        if due is None or due > self.session.clock_ms():
             return
         with self._lock:
             received = self._arrivals.take_report()
@@ -269,40 +237,35 @@ class Settling:
             return
         bound = self.subscription
         if up_to is None:
-            acknowledge(self._session, bound.about(commands.Ack, where=where), bound.broker, None)
+            acknowledge(self.session, bound.about(commands.Ack, where=where), bound.broker, None)
             return
         number = id_of(up_to, "up_to")
         with self._lock:
-            known = self._prefetch.held.get(number)
+            known = self.prefetch.held.get(number)
         if known is not None:
-            self.settle(self._prefetch.up_to(known))
+            self.settle(self.prefetch.up_to(known))
             self.flush()
             return
         command = bound.about(commands.Ack, up_to=str(number))
-        acknowledge(self._session, command, bound.broker, partial(self._forget, [(0, number)]))
+        heard = partial(self.prefetch.forget, [(0, number)])
+        acknowledge(self.session, command, bound.broker, heard)
 
     def _ack_ids(self, text: str) -> None:
         """Acknowledge ids and ranges, whoever holds them (L13)."""
         named, bound = ranges_of(text), self.subscription
         command = bound.about(commands.Ack, ids=text)
-        heard = partial(self._forget, named)
-        if self._prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
-            self._session.request(command, broker=bound.place, heard=heard)
+        heard = partial(self.prefetch.forget, named)
+        if self.prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
+            self.session.request(command, broker=bound.place, heard=heard)
             return  # all are held here: there is nobody else to ask
-        acknowledge(self._session, command, bound.broker, heard)
-
-    def _forget(self, named: Ranges) -> None:
-        """Drop what the engine has acknowledged, also messages that wait here. Called with its
-        answer: later deliveries, as after a replay, are new."""
-        self._prefetch.forget(named)
-        self._prefetch.forget_unseen(named)
+        acknowledge(self.session, command, bound.broker, heard)
 
     # ------------------------------------------------------------ dups_ok
 
     def dups_ok(self) -> None:
         """Mode dups_ok: acknowledge after n messages or k ms, whichever is first (C4)."""
-        n = self._rule.n
-        if n and len(self._prefetch.held) >= n:
+        n = self.rule.n
+        if n and len(self.prefetch.held) >= n:
             self.ack_done()
         else:
             self.dups_ok_due()
@@ -310,33 +273,33 @@ class Settling:
     def dups_ok_due(self) -> None:
         """Acknowledge if k ms have passed."""
         due = self.dups_ok_at()
-        if due is not None and self._session.clock_ms() >= due:
+        if due is not None and self.session.clock_ms() >= due:
             self.ack_done()
 
     def dups_ok_at(self) -> float | None:
         """When k ms have passed; None if nothing waits for that."""
-        interval_ms = self._rule.interval_ms
-        if self._rule.mode != "dups_ok" or not interval_ms or not self._prefetch.held:
+        interval_ms = self.rule.interval_ms
+        if self.rule.mode != "dups_ok" or not interval_ms or not self.prefetch.held:
             return None
         return self._last_dups_ack + interval_ms
 
     def ack_done(self) -> None:
         """Acknowledge everything handed over, except what the callback is working on."""
         with self._lock:
-            done = [m for m in self._prefetch.held.values() if m is not self.working]
+            done = [m for m in self.prefetch.held.values() if m is not self.working]
         self.settle(done)
-        self._last_dups_ack = self._session.clock_ms()
+        self._last_dups_ack = self.session.clock_ms()
 
     # ------------------------------------------------------------ renewing
 
     def freshen(self, messages: Iterable[Message]) -> None:
         """Renew the leases of messages that waited long before they were handed over, so that the
         application has a whole lease."""
-        clock_ms = self._session.clock_ms()
+        clock_ms = self.session.clock_ms()
         late = [
             m
             for m in messages
-            if 0 < m.lease_ends < clock_ms + m.lease_ms * FRESH_PART and self._prefetch.holds(m)
+            if 0 < m.lease_ends < clock_ms + m.lease_ms * FRESH_PART and self.prefetch.holds(m)
         ]
         if late:
             self.flush()
@@ -344,7 +307,7 @@ class Settling:
 
     def renew(self, messages: list[Message], period_ms: int | None) -> None:
         """Extend leases. The client counts from before it asks, so never longer than the engine."""
-        clock_ms, now_ms = self._session.clock_ms(), self._session.now_ms()
+        clock_ms, now_ms = self.session.clock_ms(), self.session.now_ms()
         guess = self.subscription.lease_ms if period_ms is None else period_ms
         for at in range(0, len(messages), RANGES_A_COMMAND):
             some = messages[at : at + RANGES_A_COMMAND]
@@ -360,23 +323,21 @@ class Settling:
                 self._put_back(some, before)
                 raise
 
-    def _put_back(
-        self, messages: list[Message], leases: Iterable[tuple[float, float, int]]
-    ) -> None:
+    def _put_back(self, messages: list[Message], leases: list[Lease]) -> None:
         with self._lock:
             for message, lease in zip(messages, leases, strict=True):
                 message.restore_lease(lease)
 
     def _renewed(
-        self, messages: list[Message], before: list[tuple[float, float, int]], clock_ms: float,
-        now_ms: int, answer: Answer,
+        self, messages: list[Message], before: list[Lease], clock_ms: float, now_ms: int,
+        answer: Answer,
     ) -> None:  # fmt: skip
         """Take the engine's answer: which leases go on, and for how long (L10)."""
         result = answer["result"]
         if answer["error"] is not None or result is None:
             self._put_back(messages, before)
             ids = format_ranges(m.number for m in messages)
-            self._session.report(f"the lease of {shown(ids)} was not renewed: {answer['error']}")
+            self.session.report(f"the lease of {shown(ids)} was not renewed: {answer['error']}")
             return
         renewed = parse_ranges(result["renewed"]) if result["renewed"] else []
         left_ms = result["lease_ms"] or 0
