@@ -19,10 +19,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -51,42 +50,20 @@ async def connect(url: str, **options: Any) -> AsyncConnection:
 async def _made(make: Callable[[], Any]) -> Any:
     """Make a connection or a consumer in a thread. It is closed again if the waiting task is
     canceled: nobody else could."""
-    making = _Creation(make)
+    thread = ThreadPoolExecutor(1, thread_name_prefix="lakequeue-aio")
+    making = thread.submit(make)
     try:
-        return await asyncio.to_thread(making.run)
+        return await asyncio.wrap_future(making)
     except asyncio.CancelledError:
-        asyncio.get_running_loop().run_in_executor(None, making.abandon)
+        thread.submit(_close_made, making)
         raise
+    finally:
+        thread.shutdown(wait=False)
 
 
-class _Creation:
-    """Something that is being made, and is closed if it is abandoned before or after that."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self._made: Any = None
-        self._abandoned = False
-
-    def run(self) -> Any:
-        made = self._make()
-        with self._lock:
-            self._made = made
-            abandoned = self._abandoned
-        if abandoned:
-            self._close()
-        return made
-
-    def abandon(self) -> None:
-        with self._lock:
-            self._abandoned = True
-            made = self._made
-        if made is not None:
-            self._close()
-
-    def _close(self) -> None:
-        with contextlib.suppress(LakequeueError):
-            self._made.close()
+def _close_made(making: Future[Any]) -> None:
+    with contextlib.suppress(LakequeueError, CancelledError):
+        making.result().close()
 
 
 class AsyncConnection:

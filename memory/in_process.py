@@ -54,7 +54,7 @@ class AttendedClient(Protocol):
     def due(self) -> int | None:
         """The time of its next duty by the engine's clock, None for none."""
 
-    def attend(self) -> None:
+    def attend(self) -> object:
         """Do what is due."""
 
 

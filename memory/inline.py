@@ -11,14 +11,14 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..client.session.runner import Duties
+from ..client.session.runner import Duties, Runner
 from ..protocol.duties import do_every
 from .in_process import MemoryEngine
 
 _thread = threading.local()  # depth: of the turns that it is in, of any session
 
 
-class Inline:
+class Inline(Runner):
     """See `Runner`. Each subscription has a session of its own here, so that one consumer can be
     silenced; the engine sends the heartbeats."""
 
@@ -51,11 +51,7 @@ class Inline:
         """When the session's next duty is due, by the engine's clock."""
         return self._session.due()
 
-    def attend(self) -> None:
-        """Do all duties."""
-        self._take_turn()
-
-    def _take_turn(self) -> int:
+    def attend(self) -> int:
         """Do all duties; returns the number of this turn."""
         changed = self._session.changed
         with changed:
@@ -79,7 +75,6 @@ class Inline:
             self._served.remove(work)
 
     def now_ms(self) -> int:
-        """The engine's time, epoch ms."""
         return self._engine.now
 
     def clock_ms(self) -> float:
@@ -89,7 +84,7 @@ class Inline:
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """See `Runner.wait`. Waits only while another thread is in a turn that began earlier, and
         never inside a turn (in a callback): two threads would wait for each other."""
-        own = self._take_turn()
+        own = self.attend()
         if not _thread.depth:
             with self._session.changed:
                 self._session.changed.wait_for(

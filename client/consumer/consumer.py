@@ -179,7 +179,7 @@ class Consumer:
     @property
     def is_closed(self) -> bool:
         """True once nothing more is received."""
-        return self._closed
+        return self._closed or not self._session.is_open
 
     @property
     def has_messages(self) -> bool:
@@ -240,9 +240,9 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed; on `memory://` until none is left.
         Raises NotConnected when the queue is deleted."""
-        while not self._closed:
+        while not self.is_closed:
             self._wait(None)
-            if self._closed:
+            if self.is_closed:
                 break
             message = self.receive(0)
             if message is not None:
@@ -316,7 +316,7 @@ class Consumer:
         of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
         again.
         """
-        if self._settling.over is not None or self._closing:
+        if self._settling.over is not None or self._closing or self._session.is_forked:
             return
         self._closed = self._closing = True
         try:
@@ -446,7 +446,3 @@ class Consumer:
         if self._prefetch.held or self._prefetch.buffer:
             times.append(self._leases.look_at)
         return min((round(t) for t in times if t is not None), default=None)
-
-    def forked(self) -> None:
-        """Close, because this is a forked child."""
-        self._closed, self._settling.over = True, RETURNED

@@ -10,10 +10,10 @@ sequence number (P7). So each producer keeps *templates*: the bytes before and a
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from ...protocol import ConfigError
-from ...protocol.bounds import NAME_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX, is_utf8, shown
+from ...protocol.bounds import TOPIC_CHARACTERS_MAX, is_utf8, shown
 from ...protocol.messages import (
     HEADER,
     PRIORITY_MAX,
@@ -29,11 +29,6 @@ Pairs = list[tuple[str, bytes]]
 def destination_of(value: object) -> str:
     """A queue or topic."""
     return text_of(value, "destination", TOPIC_CHARACTERS_MAX)
-
-
-def producer_id_of(value: object) -> str:
-    """A producer's name (P1)."""
-    return text_of(value, "producer_id", NAME_CHARACTERS_MAX)
 
 
 def ttl_ms(value: object) -> int | None:
@@ -112,14 +107,10 @@ class Templates:
     the receipt. start: identifies this run of a named producer.
     """
 
-    def __init__(
-        self, producer_id: str, reply: int,
-        durability: Literal["checkpoint", "delta"] = "checkpoint", start: str = "",
-    ) -> None:  # fmt: skip
-        self._producer_id = producer_id
-        self._reply = reply
-        self._durability = durability
-        self._start = start
+    def __init__(self, producer_id: str, reply: int, durability: str, start: str) -> None:
+        self._of_persistent: dict[str, Any] = {
+            "producer": producer_id, "reply": reply, "durability": durability, "start": start,
+        }  # fmt: skip
         self._made: dict[tuple[str, HeaderOptions], Template] = {}
 
     def of(self, destination: str, options: HeaderOptions) -> Template:
@@ -134,22 +125,13 @@ class Templates:
         return found
 
     def _make(self, destination: str, options: HeaderOptions) -> Template:
-        persistent = options.persistent
         header = encode_publish_header(
             PublishHeader(
-                to=destination,
-                producer=self._producer_id if persistent else "",
-                seq=_SEQ,
-                ttl_ms=options.ttl_ms,
-                priority=options.priority,
-                deliver_at=options.at,
-                delay_ms=options.delay_ms,
-                dmq=options.dmq_eligible,
-                reply=self._reply if persistent else 0,
-                durability=self._durability if persistent else "checkpoint",
-                start=self._start if persistent else "",
+                to=destination, seq=_SEQ, ttl_ms=options.ttl_ms, priority=options.priority,
+                deliver_at=options.at, delay_ms=options.delay_ms, dmq=options.dmq_eligible,
+                **(self._of_persistent if options.persistent else {}),
             )
-        )
+        )  # fmt: skip
         try:  # the engine does not answer what it cannot read
             decode_publish_header(header)
         except ValueError as error:

@@ -16,8 +16,9 @@ from uuid import uuid4
 import msgspec
 
 from ...protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
+from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ..session.session import Answer, Session
-from ..values import content, delivery_ms, duration_ms, one_of, truth, wait_s, whole
+from ..values import content, delivery_ms, duration_ms, one_of, text_of, truth, wait_s, whole
 from .broker_channel import BrokerChannel, MovedMessages
 from .options import (
     HeaderOptions,
@@ -26,7 +27,6 @@ from .options import (
     destination_of,
     headers_of,
     priority_of,
-    producer_id_of,
     ttl_ms,
 )
 from .receipts import Pending, Receipt, settle
@@ -84,18 +84,28 @@ class Producer:
         deliver_at: datetime | str | None = None,
         delay: str | float | None = None,
     ) -> None:
-        _check(delivery_mode, window, group_ack, first_sequence, durability, on_full, dmq_eligible)
         self._session = session
-        self.delivery_mode = self._mode = delivery_mode
-        self._raises_when_full = on_full == "raise"
+        self.delivery_mode = one_of(delivery_mode, "delivery_mode", MODES)
+        whole(window, "window", 1, WINDOW_MAX)
+        whole(group_ack, "group_ack", 1, WINDOW_MAX)
         self._window = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
+        if first_sequence is not None:
+            whole(first_sequence, "first_sequence", 1, FIRST_SEQUENCE_MAX)
+        one_of(durability, "durability", DURABILITIES)
+        if durability == "delta" and delivery_mode == "non_persistent":
+            raise ConfigError(
+                "durability: 'delta' – mode 'non_persistent' has no receipts; allowed is "
+                "'checkpoint'"
+            )
+        self._raises_when_full = one_of(on_full, "on_full", ON_FULL) == "raise"
+        truth(dmq_eligible, "dmq_eligible")
         pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
         if not pub_ack_s:
             raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
-        if to_delta := durability == "delta":
+        if durability == "delta":
             pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
         given = session.new_name("producer") if producer_id is None else producer_id
-        self.producer_id = producer_id_of(given)
+        self.producer_id = text_of(given, "producer_id", NAME_CHARACTERS_MAX)
         self._first_sequence = first_sequence or 1
         # An earlier run of the program may have used the name.
         named = producer_id is not None and first_sequence is None
@@ -111,9 +121,8 @@ class Producer:
         self._lock = threading.RLock()
         self._closed = False
         self._templates = Templates(
-            self.producer_id, session.receipts_partition,
-            "delta" if to_delta else "checkpoint", self._start,
-        )  # fmt: skip
+            self.producer_id, session.receipts_partition, durability, self._start
+        )
         self._pub_ack_s = pub_ack_s
         self._channels: dict[int, BrokerChannel] = {}  # by the broker's number
         self._moved_messages = MovedMessages(self._channels, self._channel, session.broker_of)
@@ -174,8 +183,7 @@ class Producer:
             delivery_mode=delivery_mode, dmq_eligible=dmq_eligible,
         )  # fmt: skip
         self.send_gathered()
-        mode = delivery_mode or self._mode
-        if mode == "persistent":
+        if (delivery_mode or self.delivery_mode) == "persistent":
             if not self._session.wait(future.done, timeout_s):
                 raise Timeout(f"no answer to a message for {destination!r} within {timeout} s")
             return future.result()
@@ -215,9 +223,9 @@ class Producer:
         """
         self._check_open()
         to = destination_of(destination)
-        mode = (
-            self._mode if delivery_mode is None else one_of(delivery_mode, "delivery_mode", MODES)
-        )
+        mode = self.delivery_mode
+        if delivery_mode is not None:
+            mode = one_of(delivery_mode, "delivery_mode", MODES)
         data = content(payload, "payload")
         persistent = mode != "non_persistent"
         record_key = None if key is None else content(key, "key")
@@ -361,7 +369,7 @@ class Producer:
         """Flush and close. Raises as `flush`; the producer is closed in any case. Repeated calls do
         nothing."""
         timeout_s = wait_s(timeout)
-        if self._closed:
+        if self._closed or self._session.is_forked:
             return
         try:
             if self._session.is_open:
@@ -417,26 +425,3 @@ class Producer:
         if len(self._moved_messages):
             with self._lock:
                 self._moved_messages.go_on()
-
-    def forked(self) -> None:
-        """Close, because this is a forked child."""
-        self._closed = True
-
-
-def _check(
-    delivery_mode: Any, window: Any, group_ack: Any, first_sequence: Any, durability: Any,
-    on_full: Any, dmq_eligible: Any,
-) -> None:  # fmt: skip
-    """Raise ConfigError for a wrong option."""
-    one_of(delivery_mode, "delivery_mode", MODES)
-    whole(window, "window", 1, WINDOW_MAX)
-    whole(group_ack, "group_ack", 1, WINDOW_MAX)
-    if first_sequence is not None:
-        whole(first_sequence, "first_sequence", 1, FIRST_SEQUENCE_MAX)
-    one_of(durability, "durability", DURABILITIES)
-    if durability == "delta" and delivery_mode == "non_persistent":
-        raise ConfigError(
-            "durability: 'delta' – mode 'non_persistent' has no receipts; allowed is 'checkpoint'"
-        )
-    one_of(on_full, "on_full", ON_FULL)
-    truth(dmq_eligible, "dmq_eligible")

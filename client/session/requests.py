@@ -63,7 +63,7 @@ class BrokerRequests:
         self.vpn = text_of(vpn, "vpn", NAME_MAX)
         self.client_name = text_of(client_name, "client_name", NAME_MAX)
         self.number = number
-        self.is_open = True
+        self.is_open, self.is_forked = True, False
         self.session = f"{client_name}-{runner.tag}"
         self.changed = threading.Condition()
         self.epoch = 0  # of the home that gave the newest result
@@ -217,10 +217,11 @@ class BrokerRequests:
             text = f"this connection was opened in process {self._pid}; open a new one after a fork"
         return NotConnected(text)
 
-    @property
-    def is_forked(self) -> bool:
-        """True in a child of the process that opened the connection."""
-        return os.getpid() != self._pid
+    def forked(self) -> None:
+        """Close in a forked child of the process that opened the connection. The session's threads
+        do not exist there, they may have held locks, and whatever they were sending would be sent
+        twice."""
+        self.is_open, self.is_forked = False, True
 
     def check_open(self) -> None:
         """Raise NotConnected if the connection is closed."""

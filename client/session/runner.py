@@ -63,7 +63,7 @@ class Duties(Protocol):
 
 
 class Runner(Protocol):
-    """One for each session.
+    """One for each session; what has a body here is what most of them do.
 
     tag: makes the session's names unique. acks_most: how many acks are collected before they are
     sent. gather_ms: how long a transport ack waits for an ack that can carry it. waits: True if
@@ -104,13 +104,15 @@ class Runner(Protocol):
         """
 
     def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """The session whose heartbeats keep a subscription alive."""
+        """The session whose heartbeats keep a subscription alive: one for all of them."""
+        return session
 
     def ended(self, vpn: str, session: str, subscription: str) -> None:
         """A subscription needs no heartbeats any more."""
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
         """Stop a subscription's heartbeats, as when its process is killed. A test aid."""
+        raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
 
 _sessions: weakref.WeakSet[Duties] = weakref.WeakSet()
@@ -125,7 +127,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class Threads:
+class Threads(Runner):
     """The `Runner` over Kafka: background threads."""
 
     acks_most = ACKS_MOST
@@ -158,11 +160,9 @@ class Threads:
             self._reader.join(timeout=STOP_S)
 
     def now_ms(self) -> int:
-        """See `Runner.now_ms`."""
         return round(time.time() * 1000)
 
     def clock_ms(self) -> float:
-        """See `Runner.clock_ms`."""
         return time.monotonic() * 1000
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
@@ -185,6 +185,9 @@ class Threads:
     def sent(self) -> None:
         """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
 
+    def ended(self, vpn: str, session: str, subscription: str) -> None:
+        """See `Runner.ended`: other subscriptions may need the session."""
+
     def gathering(self) -> None:
         """See `Runner.gathering`: wakes the thread that sends."""
         self._gathered.set()
@@ -204,17 +207,6 @@ class Threads:
                 thread.join(timeout)
 
         return join
-
-    def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """See `Runner.session_of`: one session for all subscriptions."""
-        return session
-
-    def ended(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.ended`: other subscriptions may need the session."""
-
-    def silence(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.silence`. Raises ConfigError: over Kafka a process can be killed."""
-        raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
 
 def _worked(reference: weakref.ref[Duties], work: Callable[[], bool]) -> bool:
@@ -239,30 +231,25 @@ def _report(session: Duties, error: Exception) -> None:
 
 def _read(reference: weakref.ref[Duties]) -> None:
     """The thread that reads; it ends when the session is closed or dropped."""
-    while True:
-        session = reference()
-        if session is None or not session.is_open:
-            return
+    while (session := reference()) is not None and session.is_open:
         for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
-            try:
-                duty()
-            except Exception as error:  # the other duties must go on
-                if session.is_open:
-                    _report(session, error)
+            _do(duty, session)
         del session, duty
 
 
 def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:
     """The thread that sends gathered messages."""
-    while True:
-        gathered.wait()
+    gathered.wait()
+    while (session := reference()) is not None and session.is_open:
         gathered.clear()
-        session = reference()
-        if session is None or not session.is_open:
-            return
-        try:
-            session.send_gathered()
-        except Exception as error:  # later messages must still be sent
-            if session.is_open:
-                _report(session, error)
+        _do(session.send_gathered, session)
         del session
+        gathered.wait()
+
+
+def _do(duty: Callable[[], None], session: Duties) -> None:
+    try:
+        duty()
+    except Exception as error:  # the other duties, and later ones, must go on
+        if session.is_open:
+            _report(session, error)

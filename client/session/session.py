@@ -58,9 +58,6 @@ class Consuming(Protocol):
     def close(self) -> None:
         """Return held messages and end the subscription."""
 
-    def forked(self) -> None:
-        """Close, because this is a forked child."""
-
 
 class Producing(Protocol):
     """A listener to receipts."""
@@ -76,9 +73,6 @@ class Producing(Protocol):
 
     def close(self) -> None:
         """Flush; raises Timeout if messages stay without an answer."""
-
-    def forked(self) -> None:
-        """Close, because this is a forked child."""
 
 
 class Session(BrokerRequests):
@@ -100,15 +94,6 @@ class Session(BrokerRequests):
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
         runner.start(self)
-
-    def forked(self) -> None:
-        """Close in a forked child. The session's threads do not exist there, they may have held
-        locks, and whatever they were sending would be sent twice."""
-        self.is_open = False
-        for consumer in self._consumers.values():
-            consumer.forked()
-        for producer in self._producers():
-            producer.forked()
 
     # ------------------------------------------------------------ who listens
 
@@ -177,20 +162,13 @@ class Session(BrokerRequests):
                 if on_answer is not None:
                     self.is_silent = False
                     on_answer(answer)
-                elif (
-                    name in self._consumers and answer["kind"] == ENDED
-                ):  # its subscription is over
+                elif name in self._consumers and answer["kind"] == ENDED:
                     self._consumers[name].on_end(answer["result"]["ended"])
-            elif framing == b"batch":
-                consumer = self._consumers.get(name)
-                if consumer is not None:
-                    consumer.on_record(record)
-            return
-        if record.topic == self._directory:
+            elif framing == b"batch" and name in self._consumers:
+                self._consumers[name].on_record(record)
+        elif record.topic == self._directory:
             self._read_directory_record(record)
-            return
-        producers = self._producing.get(name)
-        if producers:
+        elif producers := self._producing.get(name):
             receipt = msgspec.json.decode(record.value or b"")
             do_every(partial(producer.on_receipt, receipt) for producer in producers)
 

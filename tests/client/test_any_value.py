@@ -105,10 +105,9 @@ RIGHT: dict[str, Any] = {
 }  # fmt: skip
 # What has no values of the application, belongs to the session, or is an aid for tests.
 NOT_FOR_VALUES = {
-    Producer: {"send_gathered", "receipt_of", "on_receipt", "retransmit", "forked"},
+    Producer: {"send_gathered", "receipt_of", "on_receipt", "retransmit"},
     Consumer: {
         "subscribe", "kill", "check_open", "check_why", "on_record", "on_end", "tick", "due",
-        "forked",
     },
     Message: {"settle", "end_span", "lease", "live", "lease_state", "restore_lease"},
     Admin: set(),
