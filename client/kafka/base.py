@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections.abc import Iterable
+from typing import Any
 
 from ...protocol.bounds import shown
 from ...protocol.errors import ConfigError, NotConnected, Reason, Rejected
@@ -40,6 +40,11 @@ class KafkaTransport(Transport):
     """The base of both transports: checks every call, tracks what is listened to, and reports the
     loss of an earlier record."""
 
+    # The library's objects, which must never be destroyed in a forked child.
+    _producer: Any = None
+    _consumer: Any = None
+    _admin: Any = None
+
     def __init__(self, bootstrap: str, client_name: str) -> None:
         self.bootstrap = bootstrap
         self.client_name = client_name
@@ -50,9 +55,8 @@ class KafkaTransport(Transport):
         self._consuming = threading.Lock()  # the library's consumer has one user at a time
         self._listening = threading.Condition()
         self._listened: set[tuple[str, int]] = set()
-        self._wanted: list[
-            tuple[str, int, int]
-        ] = []  # not read yet: topic, partition, first offset
+        # not read yet: topic, partition, first offset
+        self._wanted: list[tuple[str, int, int]] = []
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
@@ -159,14 +163,14 @@ class KafkaTransport(Transport):
             first, self._closed = not self._closed, True
         return first
 
-    def _handles(self) -> Iterable[object]:
-        """The library's objects, which must never be destroyed in a forked child."""
-        return ()
+    def _lost(self, topic: str, reason: str) -> None:
+        self._failure = f"a record for topic {topic!r} is lost: {reason}"
+        LOGGER.warning(self._failure)
 
     def _forget(self) -> None:
         # In a forked child the libraries' threads do not exist. Their destructors would wait for
         # them for ever, or send again what the parent is sending.
-        for handle in self._handles():
+        for handle in (self._producer, self._consumer, self._admin):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(handle))
 
 
@@ -196,17 +200,12 @@ def servers(bootstrap: str) -> list[tuple[str, int]]:
     return found
 
 
-def normal(bootstrap: str) -> str:
-    """The same addresses, each with its port."""
-    return ",".join(
+def reach(bootstrap: str) -> str:
+    """The same addresses, each with its port, once a broker has answered. Raises NotConnected, or
+    ConfigError for a malformed address."""
+    addresses = ",".join(
         f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in servers(bootstrap)
     )
-
-
-def reach(bootstrap: str) -> str:
-    """The addresses as `normal` gives them, once a broker has answered. Raises NotConnected, or
-    ConfigError for a malformed address."""
-    addresses = normal(bootstrap)
     require_broker(addresses)
     return addresses
 

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -97,7 +97,7 @@ class ConfluentTransport(KafkaTransport):
             "log_level": 4,
         }
         self._refusal = Refusal()
-        self._producer: Producer = Producer(
+        self._producer = Producer(
             {
                 **self._shared,
                 "error_cb": self._refusal,
@@ -117,25 +117,22 @@ class ConfluentTransport(KafkaTransport):
             logger=_log,
         )
         self._over = ProducerBuffer(self._producer, _weakly(self._lost))
-        self._consumer: Consumer | None = None
-        self._admin: AdminClient | None = None
         # Used by `poll` only: each partition's next offset, and the watch for a stalled consumer.
         self._next: dict[tuple[str, int], int] = {}
         self._asked: dict[TopicPartition, Any] = {}
         self._asked_next: dict[tuple[str, int], int] = {}
         self._look_at = 0.0
         self._helped: dict[tuple[str, int], int] = {}
-        stop = threading.Event()
-        self._stop = stop
+        self._stop = threading.Event()
         super().__init__(bootstrap, client_name)
         self._require_answer(deadline)
         self._server = threading.Thread(
-            target=_serve, args=(self._producer, stop), name="lakequeue-kafka", daemon=True
+            target=_serve, args=(self._producer, self._stop), name="lakequeue-kafka", daemon=True
         )
         self._server.start()
         # A transport dropped without close() must not leave its thread behind. At the process's end
         # the thread goes on: code that closes connections there waits for its reports.
-        weakref.finalize(self, stop.set).atexit = False
+        weakref.finalize(self, self._stop.set).atexit = False
 
     def _require_answer(self, deadline: float) -> None:
         """Raise NotConnected unless Kafka answers, and accepts our credentials, by the deadline."""
@@ -165,9 +162,8 @@ class ConfluentTransport(KafkaTransport):
                 time.sleep(0.002)
                 self._check()
             except KafkaException as error:
-                raise NotConnected(
-                    f"topic {topic!r} takes no record: {_reason_of(error)}"
-                ) from error
+                text = f"topic {topic!r} takes no record: {_reason_of(error)}"
+                raise NotConnected(text) from error
 
     def partitions(self, topic: str) -> int:
         """See `Transport.partitions`."""
@@ -347,10 +343,6 @@ class ConfluentTransport(KafkaTransport):
         # Not longer: for this long librdkafka retries a dead leader 4,000 times a second.
         self._asked = dict(self._lookup().list_offsets(places, request_timeout=_LOOK_SECONDS))
 
-    def _lost(self, topic: str, reason: str) -> None:
-        self._failure = f"a record for topic {topic!r} is lost: {reason}"
-        LOGGER.warning(self._failure)
-
     def _ask(self, what: str, question: Callable[[float], _T]) -> _T:
         started = time.monotonic()
         while True:
@@ -373,9 +365,6 @@ class ConfluentTransport(KafkaTransport):
             self._check()
             time.sleep(0.05)
 
-    def _handles(self) -> Iterable[object]:
-        return [h for h in (self._producer, self._consumer, self._admin) if h is not None]
-
 
 def _collect(messages: list[Any], records: list[Record]) -> int:
     """Append data records; returns their bytes. Errors are logged, because librdkafka retries by
@@ -393,17 +382,8 @@ def _collect(messages: list[Any], records: list[Record]) -> int:
             _log.warning("%s [%s] @ %s: %s", *_place(message), problem)
             continue
         size += 100 + (len(value) if value is not None else 0)
-        records.append(
-            Record(
-                message.topic(),
-                message.partition(),
-                message.offset(),
-                message.timestamp()[1],
-                key,
-                value,
-                [(name, content or b"") for name, content in headers],
-            )
-        )
+        pairs = [(name, content or b"") for name, content in headers]
+        records.append(Record(*_place(message), message.timestamp()[1], key, value, pairs))
     return size
 
 

@@ -11,7 +11,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -53,9 +53,7 @@ class KafkaPythonTransport(KafkaTransport):
         self._room = threading.Condition()
         self._waiting_records = 0
         self._waiting_bytes = 0
-        self._admin: Any = None
         self._asking = threading.Lock()
-        self._consumer: Any = None
         try:
             with refusals_told(bootstrap):
                 self._producer = KafkaProducer(
@@ -190,8 +188,7 @@ class KafkaPythonTransport(KafkaTransport):
     ) -> None:
         """Called in the producer's thread: the record was acknowledged or given up."""
         if isinstance(outcome, BaseException) and not self._closed:
-            self._failure = f"a record for topic {topic!r} is lost: {_reason_of(outcome)}"
-            LOGGER.warning(self._failure)
+            self._lost(topic, _reason_of(outcome))
         self._give_room(size)
         if acked is not None:
             acked()
@@ -259,19 +256,7 @@ class KafkaPythonTransport(KafkaTransport):
             # However often it fails, never return faster than asked.
             time.sleep(max(0.0, timeout - (time.monotonic() - started)))
             return []
-        return [
-            Record(
-                record.topic,
-                record.partition,
-                record.offset,
-                record.timestamp,
-                record.key,
-                record.value,
-                [(name, content or b"") for name, content in record.headers],
-            )
-            for records in found.values()
-            for record in records
-        ]
+        return [_record(one) for records in found.values() for one in records]
 
     def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
         found: list[tuple[bytes | None, bytes | None]] = []
@@ -307,9 +292,6 @@ class KafkaPythonTransport(KafkaTransport):
             allow_auto_create_topics=False,
             metrics_enabled=False,
         )
-
-    def _handles(self) -> Iterable[object]:
-        return [h for h in (self._producer, self._consumer, self._admin) if h is not None]
 
     def _forget(self) -> None:
         super()._forget()
@@ -370,6 +352,13 @@ class _Refusals(logging.Handler):
             self.hung_up |= isinstance(part, kafka_errors.KafkaConnectionError)
             if isinstance(part, kafka_errors.SaslAuthenticationFailedError):
                 self.why = _reason_of(part).rpartition("SaslAuthenticationFailedError: ")[2]
+
+
+def _record(one: Any) -> Record:
+    headers = [(name, content or b"") for name, content in one.headers]
+    return Record(
+        one.topic, one.partition, one.offset, one.timestamp, one.key, one.value, headers
+    )  # fmt: skip
 
 
 def _reason_of(error: BaseException) -> str:
