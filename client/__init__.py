@@ -67,8 +67,6 @@ def connect(
         raise ConfigError(f"url: {shown(url)} – {ADDRESSES}") from None
     except ValueError as error:
         raise ConfigError(f"url: {shown(url)} – {error}; {ADDRESSES}") from error
-    if not isinstance(config, Mapping | str | None):
-        raise ConfigError(f"config: {shown(config)} – allowed are a mapping and the path of a file")
     signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
     if parts.scheme == "memory":
         open_memory = pkgutil.resolve_name(MEMORY)

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from ..protocol import bounds, commands, wire
+from ..protocol.outputs import Deliveries
 from .values import duration_ms, reason_of
 
 
@@ -111,29 +112,26 @@ class Message:
         "offset", "payload", "priority", "queue", "settled", "since", "span",
     )  # fmt: skip
 
-    def __init__(
-        self, holder: Holder, queue: str, number: int, delivery: int, payload: bytes,
-        key: bytes | None, headers: bytes | None, count: int, priority: int, expires: int,
-        time: int, barrier: bool, dead: dict[str, Any] | None, offset: int,
-    ) -> None:  # fmt: skip
+    def __init__(self, holder: Holder, d: Deliveries, i: int, offset: int) -> None:
+        """The message with this index of a record."""
         self._holder = holder
-        self.queue = queue
-        self.number = number
-        self.delivery = delivery
-        self.payload = payload
-        self.key = key
-        self._headers = headers
-        self.delivery_count = count
-        self.priority = priority
+        self.queue = d.queue
+        self.number = d.ids[i]
+        self.delivery = d.numbers[i]
+        self.payload = d.payloads[i]
+        self.key = d.keys[i]
+        self._headers = d.headers[i]
+        self.delivery_count = d.counts[i]
+        self.priority = d.priorities[i]
         self.lease_ends = 0.0  # by the session's monotonic clock, ms; 0: no end
         self.lease_ms = 0.0  # length of the lease when it began or was last renewed
         self._lease_at = 0  # its end by the wall clock, for people
         self.life_ends = 0.0  # when it expires; clock as for lease_ends
         self.since = 0.0  # when it arrived, later when it was handed over
-        self._expires = expires
-        self._time = time
-        self.is_barrier = barrier
-        self._dead = dead
+        self._expires = d.expires[i]
+        self._time = d.times[i]
+        self.is_barrier = d.barrier
+        self._dead = d.dead.get(i)
         self.offset = offset
         self.settled = False  # acknowledged, canceled or rejected here
         self.span: Any = None  # of this delivery, with `Connection.trace`

@@ -24,6 +24,7 @@ from .taken_batch import BatchPart
 
 WAIT_S_MAX = 60.0
 RECORDS = 500
+_NOBODY: Any = None  # these messages are not held here
 
 
 def read_part(
@@ -44,7 +45,7 @@ def read_part(
             at = bisect_right(ranges, number, key=lambda one: one[0])
             if at and number <= ranges[at - 1][1] and number not in seen:
                 seen.add(number)
-                messages.append(_message(deliveries, i, offset))
+                messages.append(Message(_NOBODY, deliveries, i, offset))
         found += len(messages)
         if messages:
             yield messages
@@ -55,17 +56,6 @@ def read_part(
             "Kafka must keep them for longer than the job may be down. With a new checkpoint, the "
             "query begins with the messages that are in the queue now"
         )
-
-
-def _message(d: Any, i: int, offset: int) -> Message:
-    """A message as a consumer sees it, but not held here."""
-    return Message(
-        _NOBODY, d.queue, d.ids[i], d.numbers[i], d.payloads[i], d.keys[i], d.headers[i],
-        d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier, d.dead.get(i), offset,
-    )  # fmt: skip
-
-
-_NOBODY: Any = None
 
 
 def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple[bytes, int]]:

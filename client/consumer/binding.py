@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from ...protocol import commands
-from ..session.session import Answer, Session
+from ..session.requests import REQUEST_TIMEOUT_S
+from ..session.session import Session
 
 C = TypeVar("C", bound=commands.Command)
 
@@ -69,17 +70,9 @@ class Binding:
         """A command about messages of this subscription, to be sent or requested."""
         return kind(queue=self.queue, subscription=self.id, epoch=self.epoch, **fields)
 
-    def renew(self, ids: str, period_ms: int | None, on_answer: Callable[[Answer], None]) -> None:
-        """Extend leases (L10); ``on_answer`` gets the engine's answer."""
-        command = self.about(commands.Renew, ids=ids, period_ms=period_ms)
-        self._session.ask(command, on_answer, self.broker)
-
-    def set_backlog(self, max_backlog: int, timeout: float | None = None) -> None:
+    def set_backlog(self, max_backlog: int, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
         """Change the backlog (B3). Returns when no more deliveries are on their way than fit."""
         command = commands.SetBacklog(
             queue=self.queue, subscription=self.id, max_backlog=max_backlog
         )
-        if timeout is None:
-            self._session.request(command, broker=self.place)
-        else:
-            self._session.request(command, timeout, self.place)
+        self._session.request(command, timeout_s, self.place)

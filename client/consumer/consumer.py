@@ -216,13 +216,10 @@ class Consumer:
     def _wait(self, timeout: float | None) -> None:
         """Wait until a message is here, or the consumer is closed."""
         if not self.has_messages:
-            self._ack_before_waiting()
+            self._settling.dups_ok_due()
+            if self._rule.mode in ("auto", "pre_ack"):
+                self._settling.flush()
             self._session.wait(lambda: self.has_messages or self._closed, timeout)
-
-    def _ack_before_waiting(self) -> None:
-        self._settling.dups_ok_due()
-        if self._rule.mode in ("auto", "pre_ack"):
-            self._settling.flush()
 
     def _hand_over(self) -> Message | None:
         message = self._prefetch.hand_over()

@@ -102,11 +102,7 @@ class Prefetch:
                 if delivery in seen:
                     continue
                 seen[delivery] = None
-                message = Message(
-                    holder, d.queue, number, delivery, d.payloads[i], d.keys[i], d.headers[i],
-                    d.counts[i], d.priorities[i], d.expires[i], d.times[i], d.barrier,
-                    d.dead.get(i), record.offset,
-                )  # fmt: skip
+                message = Message(holder, d, i, record.offset)
                 message.live(record.timestamp, clock_ms)
                 if d.lease_ms:
                     message.lease(d.lease_ms, clock_ms, now_ms)

@@ -316,9 +316,10 @@ class Settling:
                 if message.lease_ends and guess:
                     message.lease(guess, clock_ms, now_ms)
             on_answer = partial(self._renewed, some, before, clock_ms, now_ms)
-            ids = format_ranges(m.number for m in some)
+            ids, bound = format_ranges(m.number for m in some), self.subscription
+            command = bound.about(commands.Renew, ids=ids, period_ms=period_ms)
             try:
-                self.subscription.renew(ids, period_ms, on_answer)
+                self.session.ask(command, on_answer, bound.broker)
             except BaseException:  # also Ctrl-C: it was not sent
                 self._put_back(some, before)
                 raise

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..session.session import Session
@@ -88,18 +88,17 @@ KNOWN_MOST = 10_000  # destinations whose last broker is remembered
 class _Held:
     """Messages for one moving queue.
 
-    at: the broker that had it. refused: what that broker refused. behind: what was sent since. Each
-    with whether `flush` must report it, because nobody looks at its future. not_before: monotonic,
-    s.
+    at: the broker that had it. refused: what that broker refused. behind: what was sent since.
+    not_before: monotonic, s.
     """
 
     at: int
-    refused: list[tuple[Pending, bool]] = field(default_factory=list)
-    behind: list[tuple[Pending, bool]] = field(default_factory=list)
+    refused: list[Pending] = field(default_factory=list)
+    behind: list[Pending] = field(default_factory=list)
     not_before: float = 0.0
 
     @property
-    def messages(self) -> list[tuple[Pending, bool]]:
+    def messages(self) -> list[Pending]:
         """All of them, in order of sending."""
         return self.refused + self.behind
 
@@ -121,10 +120,10 @@ class MovedMessages:
     def __len__(self) -> int:
         return sum(len(held.messages) for held in self._queues.values())
 
-    def holds(self, queue: str) -> int | None:
-        """How many messages for this queue wait; None if it is not moving."""
+    def waiting(self, queue: str) -> list[Pending] | None:
+        """The messages for this queue that wait, in order of sending; None if it is not moving."""
         held = self._queues.get(queue)
-        return None if held is None else len(held.messages)
+        return None if held is None else held.messages
 
     def goes_to(self, queue: str, number: int) -> None:
         """A message for this queue is about to be sent to this broker. It must wait if an earlier
@@ -140,38 +139,23 @@ class MovedMessages:
         if at is not None:
             self._queues[queue] = _Held(at)
 
-    def refused(self, at: int, sent: Pending, is_unwatched: bool) -> None:
+    def refused(self, at: int, sent: Pending) -> None:
         """A broker refused this message because the queue has moved."""
         held = self._queues.setdefault(sent.to, _Held(at))
-        if held.at != at:
-            held.at = at
-        held.refused.append((sent, is_unwatched))
+        held.at = at
+        held.refused.append(sent)
 
     def behind(self, sent: Pending) -> None:
         """Put a message at the end of those that wait."""
-        self._queues[sent.to].behind.append((sent, False))
+        self._queues[sent.to].behind.append(sent)
 
-    def keep_for_flush(self, sent: Pending) -> bool:
-        """Report this message's refusal in `flush`, since no one holds its future. Returns False if
-        it does not wait here."""
-        held = self._queues.get(sent.to)
-        for messages in () if held is None else (held.refused, held.behind):
-            for at, (one, _) in enumerate(messages):
-                if one is sent:
-                    messages[at] = (one, True)
-                    return True
-        return False
-
-    def payloads(self) -> list[bytes]:
-        """Payloads of the waiting messages."""
-        return [sent.record[0] for sent in self._pending()]
-
-    def _pending(self) -> Iterable[Pending]:
-        return [sent for held in self._queues.values() for sent, _ in held.messages]
+    def all(self) -> list[Pending]:
+        """All waiting messages."""
+        return [sent for held in self._queues.values() for sent in held.messages]
 
     def take_all(self) -> list[Pending]:
         """Remove and return all waiting messages."""
-        waiting = list(self._pending())
+        waiting = self.all()
         self._queues.clear()
         return waiting
 
@@ -208,8 +192,6 @@ class MovedMessages:
             del self._queues[queue]
             channel = self._channel(number)
             channel.sends.send()
-            for sent, is_unwatched in held.messages:
+            for sent in held.messages:
                 channel.renumber(sent)
-                if is_unwatched:
-                    channel.window.keep_for_flush(sent)
                 channel.sends.alone(sent.seq, *sent.record)

@@ -193,10 +193,11 @@ class Producer:
         """The receipt of a sent message as known by now; without a message id while no answer has
         come. If the message is refused later, `flush` raises that."""
         with self._lock:
-            if self._moved_messages.keep_for_flush(sent):
+            sent.is_unwatched = True
+            if any(sent is one for one in self._moved_messages.waiting(sent.to) or ()):
                 return Receipt(sent.seq, None)
             for channel in self._channels.values():
-                if channel.window.keep_for_flush(sent):
+                if channel.window.holds(sent):
                     return Receipt(channel.window.base + sent.seq, None)
         return sent.result()
 
@@ -244,7 +245,7 @@ class Producer:
         with self._lock:
             if len(self._channels) > 1:
                 self._moved_messages.goes_to(to, number)
-            if persistent and self._moved_messages.holds(to) is not None:
+            if persistent and self._moved_messages.waiting(to) is not None:
                 sent = Pending(
                     self._session.changed, 0, (data, record_key, own, template), time.monotonic()
                 )
@@ -312,7 +313,7 @@ class Producer:
 
     def _in_window(self, channel: BrokerChannel, destination: str) -> int:
         """How many messages have no answer yet, including those that wait for a moving queue."""
-        return len(channel.window) + (self._moved_messages.holds(destination) or 0)
+        return len(channel.window) + len(self._moved_messages.waiting(destination) or ())
 
     def _wait_for_room(self, channel: BrokerChannel, destination: str) -> None:
         self.send_gathered()
@@ -363,7 +364,7 @@ class Producer:
         nobody could be told. In order of sending, per broker."""
         with self._lock:
             sent = [p for channel in self._channels.values() for p in channel.window.payloads()]
-            return sent + self._moved_messages.payloads()
+            return sent + [p.record[0] for p in self._moved_messages.all()]
 
     def close(self, timeout: float = 30.0) -> None:
         """Flush and close. Raises as `flush`; the producer is closed in any case. Repeated calls do
@@ -407,11 +408,11 @@ class Producer:
             if nack["reason"] == Reason.SUPERSEDED:
                 self._superseded = nack["detail"]
 
-        def moved(sent: Pending | None, is_unwatched: bool, nack: dict[str, Any]) -> None:
+        def moved(sent: Pending | None, nack: dict[str, Any]) -> None:
             channel.note_moved(nack["queue"], nack["seq"])
             if sent is not None:
                 self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
-                self._moved_messages.refused(number, sent, is_unwatched)
+                self._moved_messages.refused(number, sent)
 
         channel.window.on_receipt(value, moved)
         if len(self._moved_messages):

@@ -62,13 +62,14 @@ class Pending(Future[Receipt]):
     """A sent message whose answer is pending.
 
     seq: its number. to: the destination. record: what was sent, kept until the answer. at: when it
-    was last sent (monotonic, s).
+    was last sent (monotonic, s). is_unwatched: nobody looks at it, so `flush` reports a refusal.
     """
 
     _state = RUNNING  # it has been sent, so it cannot be canceled
     _exception: BaseException | None = None
     to = ""  # the destination
     number = 0
+    is_unwatched = False
     discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
     duplicate = False
 

@@ -121,8 +121,7 @@ class Batcher:
 
 
 RETRANSMIT_MAX_S = 60.0
-# The message (None if it was answered already), whether nobody looks at its future, the nack.
-Moved = Callable[[Pending | None, bool, dict[str, Any]], None]
+Moved = Callable[[Pending | None, dict[str, Any]], None]  # None: it was answered already
 
 
 class Window:
@@ -145,7 +144,6 @@ class Window:
         self._window = window
         self._report = report
         self._waiting: dict[int, Pending] = {}
-        self._unwatched: set[int] = set()  # nobody looks at these messages' futures
         self._refused: dict[int, tuple[bytes, Rejected]] = {}
         self._raised: set[int] = set()  # refused ones that `flush` has raised
         self._asked = time.monotonic()  # of the last receipt or retransmission
@@ -163,14 +161,9 @@ class Window:
         """This message was not sent after all."""
         self._waiting.pop(sent.seq, None)
 
-    def keep_for_flush(self, sent: Pending) -> bool:
-        """The application does not look at this message's future, so `flush` must report a refusal.
-        Returns False if the message has its answer already."""
-        with self._lock:
-            waits = self._waiting.get(sent.seq) is sent
-            if waits:
-                self._unwatched.add(sent.seq)
-            return waits
+    def holds(self, sent: Pending) -> bool:
+        """True if this message has no answer yet."""
+        return self._waiting.get(sent.seq) is sent
 
     def raise_refused(self) -> None:
         """Raise Rejected, once, for refused messages nobody was told of."""
@@ -227,14 +220,12 @@ class Window:
                 seq = nack["seq"] - base
                 sent = waiting.pop(seq, None)
                 if nack["reason"] == Reason.MOVED:
-                    moved(sent, seq in self._unwatched, {**nack, "seq": seq})
-                    self._unwatched.discard(seq)
+                    moved(sent, {**nack, "seq": seq})
                 elif sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
-                    self._keep_refused(sent, error)
+                    if sent.is_unwatched:
+                        self._keep_refused(sent, error)
                     settled.append((sent, 0, error))
-            if self._unwatched:
-                self._unwatched.difference_update(sent.seq for sent, _, _ in settled)
         for sent, _, _ in settled:
             sent.record = None  # free the payload: an application may keep its futures
             sent.seq += base
@@ -245,8 +236,6 @@ class Window:
         return any(sent.to == queue for sent in self._waiting.values())
 
     def _keep_refused(self, sent: Pending, error: Rejected) -> None:
-        if sent.seq not in self._unwatched:
-            return
         self._refused[sent.seq] = sent.record[0], error
         if len(self._refused) > self._window:
             oldest = next(iter(self._refused))

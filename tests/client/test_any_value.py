@@ -173,7 +173,7 @@ class World:
         for n in range(6):
             self.producer.send(QUEUE, str(n))
             self.producer.send(OTHER, "{}", priority=n)
-        self.consumer.receive_many(2, 0)
+        self.first, _ = self.consumer.receive_many(2, 0)
         asynchronous = AsyncConnection(self.connection)
         self.faces: dict[type, Any] = {
             Producer: self.producer, Consumer: self.consumer, Admin: self.admin,
@@ -190,7 +190,7 @@ class World:
         if not held and self.consumer.receive(0) is None:
             self.producer.send(QUEUE, "one more")
             self.consumer.receive(0)
-        return next(iter(held.values()), None) or Message(*[None] * 14)
+        return next(iter(held.values()), self.first)
 
     def call(self, face: type, name: str, given: dict[str, Any]) -> None:
         """Do it, and end what came of it."""

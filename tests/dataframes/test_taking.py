@@ -17,6 +17,7 @@ from lakequeue.dataframes.taken_batch import TakenBatch
 from lakequeue.dataframes.taking import RENEW_LIMIT, QueueTaker
 from lakequeue.protocol import ConfigError, LakequeueError, Timeout
 from lakequeue.protocol.ids import parse_ranges
+from lakequeue.protocol.outputs import Deliveries
 from rules.harness import Bench
 
 OPTIONS = {"connection": "kafka://x:1", "queue": "orders"}
@@ -152,10 +153,15 @@ def test_C2_no_delivery_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(taken_batch, "PART_MESSAGES", 3)
     monkeypatch.setattr(taken_batch, "PART_BYTES", 100)
     sizes = [(0, 1), (0, 1), (0, 1), (0, 1), (4, 1), (5, 99), (6, 1), (7, 1)]  # offset, bytes
-    messages = [
-        Message(None, "orders", n, n + 10, b"x" * size, None, None, 1, 4, 0, 0, False, None, offset)
-        for n, (offset, size) in enumerate(sizes, 1)
-    ]  # fmt: skip
+    count = len(sizes)
+    record = Deliveries(
+        "orders", "s", "default.deliveries", 2, "batch", 0, ids=[*range(1, count + 1)],
+        numbers=[*range(11, count + 11)], payloads=[b"x" * size for _, size in sizes],
+        keys=[None] * count, headers=[None] * count, counts=[1] * count, priorities=[4] * count,
+        expires=[0] * count, times=[0] * count,
+    )  # fmt: skip
+    holder: Any = None
+    messages = [Message(holder, record, i, offset) for i, (offset, _) in enumerate(sizes)]
     batch = logged(START.next(messages, 7, "default.deliveries", 2))
     assert [(p.first, p.last, p.count) for p in batch.parts] == [(0, 0, 4), (4, 5, 2), (6, 7, 2)]
     assert [parse_ranges(p.numbers) for p in batch.parts] == [[(11, 14)], [(15, 16)], [(17, 18)]]
