@@ -88,10 +88,6 @@ class AsyncConnection:
         self._consumers.add(consumer)
         return consumer
 
-    def forget(self, consumer: AsyncConsumer) -> None:
-        """The consumer was closed."""
-        self._consumers.discard(consumer)
-
     def admin(self) -> AsyncAdmin:
         """The administration interface; every call is awaited."""
         return AsyncAdmin(self)
@@ -326,7 +322,7 @@ class AsyncConsumer:
         if working is not None and working is not current and not working.done():
             await asyncio.wait([working], timeout=CLOSE_S)
         await self._connection.call(self.sync.close)
-        self._connection.forget(self)
+        self._connection._consumers.discard(self)
         self._arrived.set()
 
     async def __aenter__(self) -> AsyncConsumer:

@@ -45,15 +45,10 @@ class Spans:
         """Record a publish; returns the message's headers. A message that already has a
         `traceparent` keeps it."""
         kept = dict(headers or {})
-        kind, parent = self._trace.SpanKind.PRODUCER, None
-        if PARENT in kept:
-            parent = self._context(kept)
         with self._tracer.start_as_current_span(
-            f"{destination} publish",
-            parent,
-            kind=kind,
-            attributes=_attributes(destination, "publish"),
-        ):
+            f"{destination} publish", self._context(kept) if PARENT in kept else None,
+            kind=self._trace.SpanKind.PRODUCER, attributes=_attributes(destination, "publish"),
+        ):  # fmt: skip
             if PARENT not in kept:
                 carrier: dict[str, str] = {}
                 self._propagator.inject(carrier)
@@ -83,10 +78,8 @@ class Spans:
         return self._trace.use_span(message.span, end_on_exit=False)
 
     def _context(self, headers: Headers) -> Any:
-        carrier = {
-            name: _text(headers[name]) for name in (PARENT, STATE) if name in headers
-        }  # the propagator ignores what is no trace context
-        return self._propagator.extract(carrier)
+        carrier = {name: _text(headers[name]) for name in (PARENT, STATE) if name in headers}
+        return self._propagator.extract(carrier)  # which ignores what is no trace context
 
 
 def _attributes(destination: str, operation: str) -> dict[str, Any]:

@@ -33,35 +33,30 @@ WAIT_S_MAX = threading.TIMEOUT_MAX / 2  # so that a clock's reading can be added
 
 
 def text_of(value: object, what: str, most: int) -> str:
-    """Text of 1 to ``most`` characters."""
     if not isinstance(value, str) or not 0 < len(value) <= most or not is_utf8(value):
         raise ConfigError(f"{what}: {shown(value)} – allowed is text of 1 to {most:,} characters")
     return str.__str__(value)
 
 
 def whole(value: object, what: str, least: int, most: int) -> int:
-    """An integer from ``least`` to ``most``."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{what}: {shown(value)} – allowed are {least} to {most:,}")
     return value
 
 
 def truth(value: object, what: str) -> bool:
-    """True or False."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what}: {shown(value)} – allowed are True and False")
     return value
 
 
 def one_of(value: object, what: str, allowed: tuple[str, ...]) -> str:
-    """Check that a value is an allowed word. Raises ConfigError."""
     if not isinstance(value, str) or value not in allowed:
         raise ConfigError(f"{what}: {shown(value)} – allowed are {', '.join(allowed)}")
     return value
 
 
 def function_of(value: object, what: str) -> Callable[..., Any]:
-    """A callable."""
     if not callable(value):
         raise ConfigError(f"{what}: {shown(value)} – allowed is a function of one value")
     return value
@@ -117,6 +112,14 @@ def duration_ms(value: object, what: str) -> int:
         return parse_duration_ms(value)
     except UnitError as error:
         raise ConfigError(f"{what}: {shown(value)} – allowed is {error.allowed}") from None
+
+
+def positive_ms(value: object, what: str) -> int:
+    """Like `duration_ms`, but more than zero."""
+    if not (ms := duration_ms(value, what)):
+        allowed = "allowed is a positive duration, such as '8s'"
+        raise ConfigError(f"{what}: {shown(value)} – {allowed}")
+    return ms
 
 
 def time_ms(value: object, what: str) -> int:
@@ -183,7 +186,6 @@ def ids_text(ids: object) -> str:
 
 
 def ranges_of(text: str) -> Ranges:
-    """Parse ranges of ids."""
     try:
         return parse_ranges(text)
     except ValueError as error:

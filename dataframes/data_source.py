@@ -85,11 +85,9 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"_options": self._options, "_schema": self._schema}
 
     def initialOffset(self) -> dict[str, Any]:
-        """The offset before the first batch."""
         return TakenBatch(self._options.queue).as_offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option's limit."""
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -104,7 +102,6 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if batch is last else batch.as_offset()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch that ends here."""
         batch = TakenBatch.of(end, self._options.queue)
         return [QueuePartition(batch.topic, batch.partition, part) for part in batch.parts]
 

@@ -112,7 +112,6 @@ def publish(options: WriteOptions, rows: Iterable[Row], name: str, first: int) -
 
 
 def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `Producer.send_async`."""
     destination = row.get("queue") or options.queue
     if not destination:
         raise ConfigError("queue: a row names none, and the option is not set – set one of them")

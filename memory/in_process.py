@@ -91,7 +91,6 @@ class MemoryEngine:
     # ------------------------------------------------------------ definitions
 
     def configure(self, configuration: Configuration) -> None:
-        """Apply a configuration."""
         self._add_brokers(configuration)
         names = tuple(broker.home.name for broker in self.brokers)
         complete = msgspec.structs.replace(configuration, brokers=names, groups=self.groups)
@@ -143,10 +142,8 @@ class MemoryEngine:
             epoch = self.brokers[0].home.epoch
             found = rehome(resting, change, epoch, self.secret, self.limits)
             self.take_home([(one.name, one.number, one.pages) for one in found.brokers], groups)
-            for name, journal in (
-                *found.last.items(),
-                *((o.name, o.journal) for o in found.brokers),
-            ):
+            journals = [(one.name, one.journal) for one in found.brokers]
+            for name, journal in (*found.last.items(), *journals):
                 self._journal += Journal(name, 0, self.now, journal).rows()
             command = commands.encode_command(commands.Peers(brokers=brokers, groups=groups))
             for name in brokers:
@@ -352,11 +349,9 @@ class MemoryEngine:
                 self._step(broker, Batch(commands=records), checked=False)
 
     def live(self, vpn: str, session: str) -> None:
-        """Let this session send heartbeats from now on."""
         self._sessions[vpn, session] = None
 
     def silence(self, vpn: str, session: str) -> None:
-        """Let this session send no more heartbeats."""
         self._sessions.pop((vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests

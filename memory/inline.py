@@ -44,7 +44,6 @@ class Inline(Runner):
 
     @property
     def is_open(self) -> bool:
-        """True while the session has duties."""
         return self._session.is_open
 
     def due(self) -> int | None:
@@ -117,7 +116,6 @@ class Inline(Runner):
         self.silence(vpn, session, subscription)
 
     def silence(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.silence`."""
         self._engine.silence(vpn, self._own(session, subscription))
 
     @staticmethod

@@ -40,7 +40,6 @@ class MemoryTransport:
         return self._engine.directory(topic)
 
     def listen(self, topic: str, partition: int) -> None:
-        """See `Transport.listen`."""
         self._inboxes.append(self._engine.open_inbox(topic))
 
     def partitions(self, topic: str) -> int:
@@ -66,6 +65,5 @@ class MemoryTransport:
         return True
 
     def close(self) -> None:
-        """See `Transport.close`."""
         for inbox in self._inboxes:
             self._engine.close_inbox(inbox)

@@ -37,7 +37,6 @@ class MemoryBroker:
 
     @property
     def vpns(self) -> list[str]:
-        """The VPNs it knows."""
         return list(self._replica.broker.header.vpns)
 
     @property

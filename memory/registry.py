@@ -74,13 +74,10 @@ class MemoryConnection(Connection):
         own_key = None if key is None else content(key, "key")
         if not isinstance(headers, Mapping | None):
             raise ConfigError(f"headers: {shown(headers)} – allowed is a mapping of names to bytes")
-        given = [
-            (
-                text_of(name, "headers", TOPIC_CHARACTERS_MAX),
-                content(own, f"headers: {shown(name)}"),
-            )
-            for name, own in (headers or {}).items()
-        ]
+        given = []
+        for name, own in (headers or {}).items():
+            known = text_of(name, "headers", TOPIC_CHARACTERS_MAX)
+            given.append((known, content(own, f"headers: {shown(name)}")))
         if timestamp is not None:
             whole(timestamp, "timestamp", -(1 << 63), (1 << 63) - 1)
         whole(partition, "partition", 0, (1 << 31) - 1)

@@ -13,6 +13,7 @@ from typing import Any
 from ..client import Consumer, Message
 from .engine_link import EngineLink
 
+GET_S = 0.5  # how long `basic_get` waits for a message that the engine has
 GATHER_S = 0.01  # acks that follow the last ones by less than that travel together
 
 Deliver = Callable[["Flow", Message], Any]
@@ -44,12 +45,12 @@ class Flow:
         """True if a message waits here, or the queue was deleted."""
         return not self.retired and (self.consumer.has_messages or self.consumer.is_closed)
 
-    def receive(self) -> Message | None:
+    def receive(self, timeout_s: float = 0) -> Message | None:
         """The next message. Raises NotConnected, once, if its queue was deleted."""
         if self.consumer.is_closed and not self.retired:
             self.retired = True
             self.consumer.check_open()
-        message = self.consumer.receive(0)
+        message = self.consumer.receive(timeout_s)
         if message is not None and not self.no_ack:
             self.held += 1
         return message
@@ -120,16 +121,8 @@ class Getter(Flow):
             found = self._link.look(self.queue)
             message = self.receive()
             if message is None and found is not None and found["ready"]:
-                message = self._wait()
+                message = self.receive(GET_S)
             return message
         finally:
             if not self.consumer.is_closed:
                 self.consumer.set_max_backlog(0)
-
-    def _wait(self) -> Message | None:
-        message = self.consumer.receive(GET_S)
-        self.held += message is not None
-        return message
-
-
-GET_S = 0.5

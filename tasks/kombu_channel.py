@@ -68,7 +68,6 @@ class KombuChannel(virtual.Channel):
         self, queue: str | None = None, passive: bool = False, auto_delete: bool = False,
         exclusive: bool = False, arguments: dict[str, Any] | None = None, **_: Any,
     ) -> queue_declare_ok_t:  # fmt: skip
-        """Make a queue if it does not exist."""
         name = queue or f"amq.gen-{uuid()}"
         if passive:
             found = self.link.look(name)
@@ -94,7 +93,6 @@ class KombuChannel(virtual.Channel):
         self, queue: str, exchange: str | None = None, routing_key: str = "",
         arguments: Any = None, **_: Any,
     ) -> None:  # fmt: skip
-        """Add the topic subscription of a binding."""
         self.link.admin.subscribe_topic(queue, self._subscription(exchange, routing_key))
 
     def queue_unbind(
@@ -119,7 +117,6 @@ class KombuChannel(virtual.Channel):
     def queue_delete(
         self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any
     ) -> None:
-        """Delete a queue with its messages."""
         if if_unused or if_empty:
             found = self.link.look(queue)
             if found is None or (if_unused and found["consumers"]) or (if_empty and found["depth"]):
@@ -187,7 +184,6 @@ class KombuChannel(virtual.Channel):
     def basic_consume(
         self, queue: str, no_ack: bool, callback: Callable[[Any], Any], consumer_tag: str, **_: Any
     ) -> str:
-        """Subscribe to a queue."""
 
         def deliver(flow: Flow, message: Message) -> None:
             callback(self._taken(flow, message))
@@ -287,7 +283,6 @@ class KombuChannel(virtual.Channel):
     # ------------------------------------------------------------ settling
 
     def basic_ack(self, delivery_tag: str, multiple: bool = False) -> None:
-        """Acknowledge: this message is done."""
         if multiple:
             tags = list(self._unacked)
             for tag in tags[: tags.index(delivery_tag)] if delivery_tag in tags else []:
@@ -312,7 +307,6 @@ class KombuChannel(virtual.Channel):
         self.connection.look_again()
 
     def basic_recover(self, requeue: bool = False) -> None:
-        """Return all unacknowledged messages."""
         if not requeue:
             raise NotImplementedError("recover: allowed is requeue=True")
         for tag in list(self._unacked):

@@ -64,7 +64,6 @@ class KombuTransport(virtual.Transport):
     # ------------------------------------------------------------ opening and closing
 
     def establish_connection(self) -> KombuTransport:
-        """Connect to the engine."""
         self._let_go()  # of one that was lost
         self._link = acquire(self.address)
         try:
@@ -132,7 +131,8 @@ class KombuTransport(virtual.Transport):
         """Hand over waiting messages, or wait for the first. Raises TimeoutError, which is
         `socket.timeout`."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while not self._turn():
+        self._pass_time()
+        while not self._hand_over():
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError("timed out")
@@ -144,10 +144,7 @@ class KombuTransport(virtual.Transport):
                 raise NotConnected("the connection is closed")
             else:
                 self.link.connection.wait(self._is_ready, left)
-
-    def _turn(self) -> int:
-        self._pass_time()
-        return self._hand_over()
+            self._pass_time()
 
     def _pass_time(self) -> None:
         """In memory: move the engine's clock on by the time that has really passed."""
@@ -167,7 +164,6 @@ class KombuTransport(virtual.Transport):
         self._signal()
 
     def unregister_from_event_loop(self, connection: Any, loop: Any) -> None:
-        """Detach from the event loop."""
         if self._pipe is None:
             return
         (reader, writer), self._pipe = self._pipe, None
@@ -178,7 +174,6 @@ class KombuTransport(virtual.Transport):
         writer.close()
 
     def on_readable(self, connection: Any, loop: Any) -> None:
-        """Called by the loop."""
         if self._pipe is None:
             return
         with contextlib.suppress(BlockingIOError):

@@ -60,7 +60,6 @@ class CallbackRunner:
         self._join(timeout_s)
 
     def ready(self) -> bool:
-        """True if there may be something to do."""
         return self._prefetch.has_next or self._over()
 
     def work(self) -> bool:

@@ -111,14 +111,11 @@ class Consumer:
             raise
         except BaseException:  # Ctrl-C
             self._end()
-            self._unbind_late()
+            if self._subscription is not None and session.is_open:
+                # The engine may have bound it, and would keep messages for it.
+                with contextlib.suppress(LakequeueError):
+                    self._subscription.unbind()
             raise
-
-    def _unbind_late(self) -> None:
-        """After Ctrl-C: the engine may have bound it, and would keep messages for it."""
-        if self._subscription is not None and self._session.is_open:
-            with contextlib.suppress(LakequeueError):
-                self._subscription.unbind()
 
     def subscribe(self) -> None:
         """Bind to the queue under a new subscription id. Messages held before are lost. A closed

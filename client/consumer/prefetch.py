@@ -31,7 +31,7 @@ from ...protocol.ids import Ranges
 from ...protocol.outputs import Deliveries
 from ..message import Holder, Message
 from ..session.transport import Record
-from ..values import duration_ms
+from ..values import duration_ms, positive_ms
 
 SEEN_MAX = 200_000  # delivery numbers that are remembered
 WINDOW_PERCENT = 60
@@ -70,7 +70,6 @@ class Prefetch:
             self._seen.clear()
 
     def clear(self) -> None:
-        """Drop everything."""
         with self.lock:
             self.buffer.clear()
             self._lose_held()
@@ -239,7 +238,6 @@ class FlowArrivals:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new flow."""
         self._next = 1  # the next number expected
         self._told = 0
         self._first_at = 0.0
@@ -276,9 +274,7 @@ class Leases:
     `auto_renew`; renews: whether it is on."""
 
     def __init__(self, limit: str | float, renews: bool) -> None:
-        limit_ms = duration_ms(limit, "auto_renew_limit")
-        if not limit_ms:
-            raise ConfigError(f"auto_renew_limit: {limit!r} – allowed is a positive duration")
+        limit_ms = positive_ms(limit, "auto_renew_limit")
         self._limit_ms = limit_ms if renews else 0
         self.look_at = 0.0  # by the session's clock
 

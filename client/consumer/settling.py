@@ -30,7 +30,7 @@ from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse
 from ..message import Lease, Message
 from ..session.all_hosts import acknowledge
 from ..session.session import Answer, Session
-from ..values import duration_ms, id_of, ids_text, one_of, ranges_of
+from ..values import duration_ms, id_of, ids_text, one_of, positive_ms, ranges_of
 from .binding import Binding
 from .prefetch import FlowArrivals, Prefetch
 
@@ -113,9 +113,7 @@ class Settling:
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
         period, or with the queue's as of the subscription."""
-        ms = None if period is None else duration_ms(period, "period")
-        if ms == 0:
-            raise ConfigError(f"period: {shown(period)} – allowed is a positive duration")
+        ms = None if period is None else positive_ms(period, "period")
         if self._check_held(message):
             self.flush()
             self.renew([message], ms)

@@ -60,7 +60,6 @@ class KafkaTransport(Transport):
         _open.add(self)
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        """See `Transport.command`."""
         self.publish(topic, value, key, [], partition)
 
     def newest(self, topic: str) -> dict[bytes, bytes]:
@@ -122,7 +121,6 @@ class KafkaTransport(Transport):
         """One round of the library's consumer. The caller has exclusive use of it."""
 
     def _take_wanted(self) -> list[tuple[str, int, int]]:
-        """The partitions that `listen` added since the last round."""
         with self._listening:
             wanted, self._wanted = self._wanted, []
         return wanted
@@ -149,14 +147,12 @@ class KafkaTransport(Transport):
             raise NotConnected(failure)
 
     def _no_room(self, waiting: int) -> NotConnected:
-        """The error of `publish` when the buffer stays full."""
         return NotConnected(
             f"{waiting:,} records are waiting for Kafka at {self.bootstrap}, which has taken none "
             f"for {bounds.FULL_SECONDS_MAX:.0f} s; is it running? (lakequeue doctor)"
         )
 
     def _begin_close(self) -> bool:
-        """Mark as closed; returns True for the first call."""
         if os.getpid() != self._process:
             self._check()
         with self._closing:
@@ -211,7 +207,6 @@ def reach(bootstrap: str) -> str:
 
 
 def no_answer(bootstrap: str, reason: str) -> NotConnected:
-    """The error for a Kafka that does not answer."""
     return NotConnected(f"no Kafka broker answers at {bootstrap} – {reason}")
 
 
@@ -221,7 +216,6 @@ def no_kafka(bootstrap: str, said: str) -> NotConnected:
 
 
 def too_large(value_bytes: int) -> Rejected:
-    """The error for a record above the limit."""
     allowed = f"{bounds.MESSAGE_BYTES_MAX:,} are allowed"
     return Rejected(Reason.MESSAGE_TOO_LARGE, detail=f"{value_bytes:,} bytes, and {allowed}")
 
@@ -305,7 +299,6 @@ class LibraryLog(logging.Handler):
         self._repeats = Repeats()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log the record unless it repeats an earlier one."""
         try:
             text = record.getMessage()
             if self._repeats.is_news(text):

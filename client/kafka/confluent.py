@@ -58,7 +58,6 @@ class Refusal:
     why = ""
 
     def __call__(self, error: KafkaError) -> None:
-        """Take an error."""
         if error.code() == KafkaError._AUTHENTICATION:
             said = error.str().partition("error: ")[2] or error.str()
             self.why = said.partition(" (after")[0]
@@ -147,7 +146,6 @@ class ConfluentTransport(KafkaTransport):
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
-        """See `Transport.publish`."""
         self._check()
         place = -1 if partition is None else partition
         deadline = 0.0
@@ -166,7 +164,6 @@ class ConfluentTransport(KafkaTransport):
                 raise NotConnected(text) from error
 
     def partitions(self, topic: str) -> int:
-        """See `Transport.partitions`."""
         self._check()
 
         def count(seconds: float) -> int:
@@ -178,7 +175,6 @@ class ConfluentTransport(KafkaTransport):
         return self._ask(f"topic {topic!r}", count)
 
     def flush(self, timeout: float) -> bool:
-        """See `Transport.flush`."""
         self._check()
         done = self._over.flush(max(0.0, timeout))
         self._raise_failure()

@@ -79,7 +79,6 @@ class KafkaPythonTransport(KafkaTransport):
         self, topic: str, value: bytes | None, key: bytes | None, headers: Headers,
         partition: int | None = None, acked: Acked | None = None,
     ) -> None:  # fmt: skip
-        """See `Transport.publish`."""
         self._check()
         size = len(value or b"") + 100
         if key is not None:
@@ -96,7 +95,6 @@ class KafkaPythonTransport(KafkaTransport):
         future.add_both(settled)
 
     def partitions(self, topic: str) -> int:
-        """See `Transport.partitions`."""
         self._check()
 
         def count(admin: Any) -> int:
@@ -121,7 +119,6 @@ class KafkaPythonTransport(KafkaTransport):
             time.sleep(0.05)
 
     def flush(self, timeout: float) -> bool:
-        """See `Transport.flush`."""
         self._check()
         with self._room:
             done = self._room.wait_for(lambda: not self._waiting_records, max(0.0, timeout))

@@ -150,7 +150,6 @@ class MovedMessages:
         self._queues[sent.to].behind.append(sent)
 
     def all(self) -> list[Pending]:
-        """All waiting messages."""
         return [sent for held in self._queues.values() for sent in held.messages]
 
     def take_all(self) -> list[Pending]:

@@ -21,28 +21,21 @@ from ...protocol.messages import (
     decode_publish_header,
     encode_publish_header,
 )
-from ..values import content, duration_ms, text_of, whole
+from ..values import content, positive_ms, text_of, whole
 
 Pairs = list[tuple[str, bytes]]
 
 
 def destination_of(value: object) -> str:
-    """A queue or topic."""
     return text_of(value, "destination", TOPIC_CHARACTERS_MAX)
 
 
 def ttl_ms(value: object) -> int | None:
     """A TTL in ms; None for none."""
-    if value is None:
-        return None
-    ms = duration_ms(value, "ttl")
-    if ms <= 0:
-        raise ConfigError(f"ttl: {shown(value)} – allowed is a positive duration, such as '8s'")
-    return ms
+    return None if value is None else positive_ms(value, "ttl")
 
 
 def priority_of(value: object) -> int:
-    """A publisher's priority, 0 to 255."""
     return whole(value, "priority", 0, PRIORITY_MAX)
 
 

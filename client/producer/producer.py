@@ -18,7 +18,7 @@ import msgspec
 from ...protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
 from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ..session.session import Answer, Session
-from ..values import content, delivery_ms, duration_ms, one_of, text_of, truth, wait_s, whole
+from ..values import content, delivery_ms, one_of, positive_ms, text_of, truth, wait_s, whole
 from .broker_channel import BrokerChannel, MovedMessages
 from .options import (
     HeaderOptions,
@@ -99,9 +99,7 @@ class Producer:
             )
         self._raises_when_full = one_of(on_full, "on_full", ON_FULL) == "raise"
         truth(dmq_eligible, "dmq_eligible")
-        pub_ack_s = duration_ms(pub_ack_time, "pub_ack_time") / 1000
-        if not pub_ack_s:
-            raise ConfigError(f"pub_ack_time: {pub_ack_time!r} – allowed is a positive duration")
+        pub_ack_s = positive_ms(pub_ack_time, "pub_ack_time") / 1000
         if durability == "delta":
             pub_ack_s = max(pub_ack_s, DELTA_PUB_ACK_S)
         given = session.new_name("producer") if producer_id is None else producer_id
@@ -355,7 +353,6 @@ class Producer:
             channel.window.raise_refused()
 
     def _waiting(self) -> int:
-        """How many messages have no answer."""
         waiting = sum(len(channel.window) for channel in list(self._channels.values()))
         return waiting + len(self._moved_messages)
 

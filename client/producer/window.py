@@ -100,7 +100,6 @@ class Batcher:
             self.send()
 
     def send(self) -> None:
-        """Send the run as it is."""
         run, self._run = self._run, []
         self._on_way.waiting = False
         if not run:
@@ -158,7 +157,6 @@ class Window:
         self._waiting[sent.seq] = sent
 
     def remove(self, sent: Pending) -> None:
-        """This message was not sent after all."""
         self._waiting.pop(sent.seq, None)
 
     def holds(self, sent: Pending) -> bool:

@@ -74,14 +74,12 @@ class QueueDirectory:
             return None
         name = key.removeprefix(QUEUE).decode("utf-8", "replace")
         try:
-            entry = (
-                _DirectoryRecord({})
-                if value is None
-                else msgspec.json.decode(value, type=_DirectoryRecord)
-            )
+            entry = _DirectoryRecord({})
             if value is None:
                 self._heard.pop(name, None)
-            elif entry.edition:
+            else:
+                entry = msgspec.json.decode(value, type=_DirectoryRecord)
+            if entry.edition:
                 epoch, edition = self._heard.get(name, (0, 0))
                 if epoch == entry.epoch and entry.edition <= edition:
                     return None

@@ -46,6 +46,8 @@ IDLE_LOOK_FOR_OTHERS_S = 30.0  # for a session that asks nothing and only consum
 NAME_MAX = 200  # characters; a suffix makes the client's name a session's or a consumer's
 LOOK_AGAIN_S = 0.1  # pause while a queue is moving between brokers
 
+ERRORS = {"ConfigError": ConfigError, "PermissionDenied": PermissionDenied}  # by kind
+
 Answer = dict[str, Any]
 
 
@@ -131,10 +133,10 @@ class BrokerRequests:
         """How many partitions of the home broker this session's producers share."""
         return len(self._block(self.number))
 
-    def publish_partition(self, producer_id: str, broker: int | None = None) -> int:
-        """The partition for a producer's messages to a broker (default: home). It is always the
-        same one, so the messages keep their order whatever their keys."""
-        block = self._block(self.number if broker is None else broker)
+    def publish_partition(self, producer_id: str, broker: int) -> int:
+        """The partition for a producer's messages to a broker. It is always the same one, so the
+        messages keep their order whatever their keys."""
+        block = self._block(broker)
         return block[crc32(producer_id.encode()) % len(block)]
 
     def broker_of(self, name: str) -> int:
@@ -414,11 +416,7 @@ class BrokerRequests:
             raise ConfigError([Problem(*p) for p in answer["problems"]])
         if answer["kind"] == "Moved":
             raise Moved(answer["error"], answer["result"]["hosts"])
-        if answer["kind"] == "ConfigError":
-            raise ConfigError(answer["error"])
-        if answer["kind"] == "PermissionDenied":
-            raise PermissionDenied(answer["error"])
-        raise LakequeueError(answer["error"])
+        raise ERRORS.get(answer["kind"], LakequeueError)(answer["error"])
 
     def _no_answer(self, timeout: float) -> LakequeueError:
         if not self.is_open:
