@@ -1,1 +1,1 @@
-"""Producers: options of a message, the window of unanswered messages, one channel per broker."""
+"""Producers: options of a message, a window of unanswered messages per broker, moving queues."""

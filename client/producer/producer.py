@@ -1,13 +1,12 @@
 """Producers: send messages and report what became of them (P1–P7).
 
-`options` checks a message and makes its header. `window` keeps messages until the engine has
-answered. `broker_channel` numbers messages per broker.
+`options` checks a message and makes its header. `window` numbers messages per broker, and keeps
+them until the engine has answered. `moved_messages` follows queues to other brokers.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -19,7 +18,7 @@ from ...protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, Wi
 from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ..session.session import Answer, Session
 from ..values import content, delivery_ms, one_of, positive_ms, text_of, truth, wait_s, whole
-from .broker_channel import BrokerChannel, MovedMessages
+from .moved_messages import MovedMessages
 from .options import (
     HeaderOptions,
     Templates,
@@ -30,7 +29,7 @@ from .options import (
     ttl_ms,
 )
 from .receipts import Pending, Receipt, settle
-from .window import RUN_BYTES
+from .window import RUN_BYTES, Batcher, Window
 
 MODES = ("persistent", "non_persistent", "persistent_groupack")
 ON_FULL = ("block", "raise")
@@ -88,7 +87,7 @@ class Producer:
         self.delivery_mode = one_of(delivery_mode, "delivery_mode", MODES)
         whole(window, "window", 1, WINDOW_MAX)
         whole(group_ack, "group_ack", 1, WINDOW_MAX)
-        self._window = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
+        self._window_size = max(window, group_ack if delivery_mode == "persistent_groupack" else 1)
         if first_sequence is not None:
             whole(first_sequence, "first_sequence", 1, FIRST_SEQUENCE_MAX)
         one_of(durability, "durability", DURABILITIES)
@@ -122,23 +121,24 @@ class Producer:
             self.producer_id, session.receipts_partition, durability, self._start
         )
         self._pub_ack_s = pub_ack_s
-        self._channels: dict[int, BrokerChannel] = {}  # by the broker's number
-        self._moved_messages = MovedMessages(self._channels, self._channel, session.broker_of)
-        self._channel(session.number)
+        self._windows: dict[int, Window] = {}  # by the broker's number
+        self._moved_messages = MovedMessages(self._windows, self._window, session.broker_of)
+        self._window(session.number)
         session.attach_producer(self.producer_id, self)
 
-    def _channel(self, broker: int) -> BrokerChannel:
-        """The channel to a broker, made on first use."""
-        channel = self._channels.get(broker)
-        if channel is None:
-            with self._lock:
-                channel = self._channels.get(broker)
-                if channel is None:
-                    channel = self._channels[broker] = BrokerChannel(
-                        self._session, self.producer_id, broker, self._lock,
-                        self._first_sequence, self._pub_ack_s, self._window,
-                    )  # fmt: skip
-        return channel
+    def _window(self, broker: int) -> Window:
+        """The window of a broker, made on first use."""
+        if (found := self._windows.get(broker)) is not None:
+            return found
+        session = self._session
+        with self._lock:
+            if broker not in self._windows:
+                sends = Batcher(session, session.publish_partition(self.producer_id, broker))
+                self._windows[broker] = Window(
+                    session, sends, self._lock, self._first_sequence, self._pub_ack_s,
+                    self._window_size,
+                )  # fmt: skip
+            return self._windows[broker]
 
     # ------------------------------------------------------------ sending
 
@@ -194,9 +194,9 @@ class Producer:
             sent.is_unwatched = True
             if any(sent is one for one in self._moved_messages.waiting(sent.to) or ()):
                 return Receipt(sent.seq, None)
-            for channel in self._channels.values():
-                if channel.window.holds(sent):
-                    return Receipt(channel.window.base + sent.seq, None)
+            for window in self._windows.values():
+                if window.holds(sent):
+                    return Receipt(window.base + sent.seq, None)
         return sent.result()
 
     def send_async(
@@ -235,31 +235,28 @@ class Producer:
             truth(ack_immediately, "ack_immediately")
         # All arguments are checked now.
         number = self._session.broker_of(to)
-        channel = self._channel(number)
-        if persistent and self._in_window(channel, to) >= self._window:
-            self._wait_for_room(channel, to)
+        window = self._window(number)
+        if persistent and self._in_window(window, to) >= self._window_size:
+            self._wait_for_room(window, to)
         if self._session.spans is not None:
             own = headers_of(self._session.spans.published(to, headers))
+        sent = Pending(self._session.changed, to, (data, record_key, own, template))
         with self._lock:
-            if len(self._channels) > 1:
+            if len(self._windows) > 1:
                 self._moved_messages.goes_to(to, number)
             if persistent and self._moved_messages.waiting(to) is not None:
-                sent = Pending(
-                    self._session.changed, 0, (data, record_key, own, template), time.monotonic()
-                )
-                sent.to = to
                 self._moved_messages.behind(sent)
                 return sent
-            sent = channel.number(data, record_key, own, template, persistent, to)
+            window.number(sent, persistent)
             if not persistent:
                 settle(sent, 0)
             if record_key is None and own is None and len(data) < RUN_BYTES:
-                channel.sends.add(sent.seq, data, sent.record[-1])
+                window.sends.add(sent.seq, data, sent.record[-1])
                 if ack_immediately:
-                    channel.sends.send()
+                    window.sends.send()
             else:
-                channel.sends.send()
-                self._send_alone(channel, sent)
+                window.sends.send()
+                self._send_alone(window, sent)
         return sent
 
     def _options(
@@ -294,41 +291,41 @@ class Producer:
                 return options._replace(delay_ms=at - now_ms)
         return options._replace(at=at)
 
-    def _send_alone(self, channel: BrokerChannel, sent: Pending) -> None:
+    def _send_alone(self, window: Window, sent: Pending) -> None:
         """Send as a record of its own. Raises Rejected, without sending, if Kafka's client finds it
         too large."""
         try:
-            channel.sends.alone(sent.seq, *sent.record)
+            window.sends.alone(sent.seq, *sent.record)
         except Rejected:
-            channel.take_back(sent)
+            window.take_back(sent)
             raise
 
     def send_gathered(self) -> None:
         """Send the messages that were gathered while another record was on its way."""
         with self._lock:
-            for channel in self._channels.values():
-                channel.sends.send()
+            for window in self._windows.values():
+                window.sends.send()
 
-    def _in_window(self, channel: BrokerChannel, destination: str) -> int:
+    def _in_window(self, window: Window, destination: str) -> int:
         """How many messages have no answer yet, including those that wait for a moving queue."""
-        return len(channel.window) + len(self._moved_messages.waiting(destination) or ())
+        return len(window) + len(self._moved_messages.waiting(destination) or ())
 
-    def _wait_for_room(self, channel: BrokerChannel, destination: str) -> None:
+    def _wait_for_room(self, window: Window, destination: str) -> None:
         self.send_gathered()
 
         def room() -> bool:
-            return self._closed or self._in_window(channel, destination) < self._window
+            return self._closed or self._in_window(window, destination) < self._window_size
 
         if self._raises_when_full and not self._session.wait(room, 0):
             raise WindowFull(
-                f"window: {self._window} messages are without an answer, the most it allows; "
+                f"window: {self._window_size} messages are without an answer, the most it allows; "
                 "wait, call flush(), or make the window larger"
             )
         found = self._session.wait(room, SEND_TIMEOUT_S)
         self._check_open()
         if not found:
             raise Timeout(
-                f"window: {self._window} messages are without an answer, and none came within "
+                f"window: {self._window_size} messages are without an answer, and none came within "
                 f"{SEND_TIMEOUT_S:.0f} s; is the engine running? (lakequeue doctor)"
             )
 
@@ -349,18 +346,18 @@ class Producer:
             if self._closed or not self._session.is_open:
                 raise self._session.closed(f"closed with {left} messages without an answer")
             raise Timeout(f"{left} messages without an answer after {timeout} s")
-        for channel in list(self._channels.values()):
-            channel.window.raise_refused()
+        for window in list(self._windows.values()):
+            window.raise_refused()
 
     def _waiting(self) -> int:
-        waiting = sum(len(channel.window) for channel in list(self._channels.values()))
+        waiting = sum(len(window) for window in list(self._windows.values()))
         return waiting + len(self._moved_messages)
 
     def unacknowledged(self) -> list[bytes]:
         """Payloads of messages not known to be stored (P6): without an answer, or refused when
         nobody could be told. In order of sending, per broker."""
         with self._lock:
-            sent = [p for channel in self._channels.values() for p in channel.window.payloads()]
+            sent = [p for window in self._windows.values() for p in window.payloads()]
             return sent + [p.record[0] for p in self._moved_messages.all()]
 
     def close(self, timeout: float = 30.0) -> None:
@@ -375,8 +372,8 @@ class Producer:
         finally:
             self._closed = True
             self._session.detach_producer(self.producer_id, self)
-            for channel in list(self._channels.values()):
-                channel.window.give_up()
+            for window in list(self._windows.values()):
+                window.give_up()
             for sent in self._moved_messages.take_all():
                 settle(sent, 0, NotConnected("closed before the engine answered"))
             self._session.wake()
@@ -398,28 +395,28 @@ class Producer:
     def on_receipt(self, value: Answer) -> None:
         """Take an answer of the engine. Called by the session."""
         number = value.get("broker", 0)
-        channel = self._channels.get(number)
-        if channel is None or value.get("start", "") != self._start:
+        window = self._windows.get(number)
+        if window is None or value.get("start", "") != self._start:
             return
         for nack in value["nacks"]:
             if nack["reason"] == Reason.SUPERSEDED:
                 self._superseded = nack["detail"]
 
         def moved(sent: Pending | None, nack: dict[str, Any]) -> None:
-            channel.note_moved(nack["queue"], nack["seq"])
+            window.note_moved(nack["queue"], nack["seq"])
             if sent is not None:
                 self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
                 self._moved_messages.refused(number, sent)
 
-        channel.window.on_receipt(value, moved)
+        window.on_receipt(value, moved)
         if len(self._moved_messages):
             with self._lock:
                 self._moved_messages.go_on()
 
     def retransmit(self, now_s: float) -> None:
         """Send again what has waited too long for an answer (P2). Called by the session."""
-        for channel in list(self._channels.values()):
-            channel.window.retransmit(now_s)
+        for window in list(self._windows.values()):
+            window.retransmit(now_s)
         if len(self._moved_messages):
             with self._lock:
                 self._moved_messages.go_on()

@@ -67,17 +67,17 @@ class Pending(Future[Receipt]):
 
     _state = RUNNING  # it has been sent, so it cannot be canceled
     _exception: BaseException | None = None
-    to = ""  # the destination
+    at = 0.0
     number = 0
     is_unwatched = False
     discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
     duplicate = False
 
-    def __init__(self, condition: threading.Condition, seq: int, record: Any, at: float) -> None:
+    def __init__(self, condition: threading.Condition, to: str, record: Any, seq: int = 0) -> None:
         self._condition = condition
-        self.seq = seq
+        self.to = to
         self.record = record
-        self.at = at
+        self.seq = seq
 
     def __getattr__(self, name: str) -> Any:
         # Made on demand: only `concurrent.futures` and `add_done_callback` use them.

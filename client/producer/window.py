@@ -9,9 +9,10 @@ longer than Kafka takes for a record. `send`, `flush` and `close` do not wait.
 
 `Window`. Every persistent message has a sequence number, and the engine answers by number. A
 message without an answer after `pub_ack_time` is sent again under the same number, and stored once
-(P1–P3, P5, P6). A refusal is reported by the message's future. In mode `persistent_groupack`, where
-`send` returns no future, refused messages are kept: `flush` raises, and `unacknowledged` lists
-them.
+(P1–P3, P5, P6). A broker counts a producer's messages, so there is a window per broker, and a
+message is sent again to the broker that it was first sent to. A refusal is reported by the
+message's future. In mode `persistent_groupack`, where `send` returns no future, refused messages
+are kept: `flush` raises, and `unacknowledged` lists them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 from ...protocol import NotConnected, Reason, Rejected
 from ...protocol.messages import HEADER, RUN_MAX, encode_run
 from ..session.session import Session
-from .options import Template, header_of
+from .options import Template, header_of, sent_after
 from .receipts import Pending, settle_all
 
 RUN_BYTES = 32_000
@@ -120,28 +121,28 @@ class Batcher:
 
 
 RETRANSMIT_MAX_S = 60.0
+MOVED_MOST = 1_000  # destinations that a window remembers as moved
 Moved = Callable[[Pending | None, dict[str, Any]], None]  # None: it was answered already
 
 
 class Window:
-    """A producer's unanswered messages, under the producer's lock.
+    """A producer's unanswered messages at one broker, under the producer's lock.
 
-    window: the most refused messages kept for `flush`. report: logs what had to be dropped.
+    sends: sends them. sequence: the next message's number. size: the most refused messages kept for
+    `flush`. moved: by destination, the highest sequence that this broker has refused as moved.
     """
 
     def __init__(
-        self,
-        lock: threading.RLock,
-        sends: Batcher,
-        pub_ack_s: float,
-        window: int,
-        report: Callable[[str], None],
-    ) -> None:
+        self, session: Session, sends: Batcher, lock: threading.RLock, sequence: int,
+        pub_ack_s: float, size: int,
+    ) -> None:  # fmt: skip
+        self.sends = sends
+        self.sequence = sequence
+        self.moved: dict[str, int] = {}
         self._lock = lock
-        self._sends = sends
         self._pub_ack_s = self._patience_s = pub_ack_s
-        self._window = window
-        self._report = report
+        self._size = size
+        self._report = session.report
         self._waiting: dict[int, Pending] = {}
         self._refused: dict[int, tuple[bytes, Rejected]] = {}
         self._raised: set[int] = set()  # refused ones that `flush` has raised
@@ -152,12 +153,28 @@ class Window:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def add(self, sent: Pending) -> None:
-        """This message is on its way."""
-        self._waiting[sent.seq] = sent
+    def number(self, sent: Pending, persistent: bool = True) -> None:
+        """Number a message that is about to be sent, or that another broker refused. persistent:
+        the engine will answer it."""
+        if self.moved:
+            *content, template = sent.record
+            sent.record = (*content, sent_after(template, self.moved.get(sent.to, 0)))
+        if persistent:
+            sent.seq, sent.at = self.sequence, time.monotonic()
+            self.sequence += 1
+            self._waiting[sent.seq] = sent
 
-    def remove(self, sent: Pending) -> None:
+    def take_back(self, sent: Pending) -> None:
+        """The message was not sent; its number goes to the next one."""
         self._waiting.pop(sent.seq, None)
+        if sent.seq:
+            self.sequence = sent.seq
+
+    def note_moved(self, to: str, seq: int) -> None:
+        """The broker refused a message as moved; later headers say so."""
+        self.moved[to] = max(self.moved.pop(to, 0), seq)
+        if len(self.moved) > MOVED_MOST:
+            del self.moved[next(iter(self.moved))]
 
     def holds(self, sent: Pending) -> bool:
         """True if this message has no answer yet."""
@@ -235,7 +252,7 @@ class Window:
 
     def _keep_refused(self, sent: Pending, error: Rejected) -> None:
         self._refused[sent.seq] = sent.record[0], error
-        if len(self._refused) > self._window:
+        if len(self._refused) > self._size:
             oldest = next(iter(self._refused))
             del self._refused[oldest]
             self._report(f"message {oldest} was refused and flush was not called: {error}")
@@ -263,4 +280,4 @@ class Window:
                 if sent.seq not in self._waiting:  # on memory:// answers arrive while sending
                     continue
                 sent.at = self._asked = now_s
-                self._sends.alone(sent.seq, *sent.record)
+                self.sends.alone(sent.seq, *sent.record)

@@ -205,11 +205,10 @@ class World:
         """What the client believes, and what the engine has."""
         own, session = self.consumer, self.connection
         here = [*own._prefetch.held.values(), *own._prefetch.buffer]
-        channels = self.producer._channels.values()
         return [
             [(m.number, m.lease_ends, m.lease_expires_at, m.settled) for m in here],
             (own._rule.backlog, own._wanted, own._settling._acks, own.is_closed),
-            [(channel.sequence, len(channel.window)) for channel in channels],
+            [(w.sequence, len(w)) for w in self.producer._windows.values()],
             sorted(session._consumers), [p.producer_id for p in session._producers()],
             sorted(session._asked),
             self.admin.queues(),

@@ -27,7 +27,7 @@ def answer_later(condition, pending, number, error=None):
 
 
 def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(condition):
-    pending, unstored, refused = (Pending(condition, n, ("record",), 0.0) for n in (7, 0, 1))
+    pending, unstored, refused = (Pending(condition, "orders", (), n) for n in (7, 0, 1))
     assert (pending.done(), pending.running()) == (False, True)
     assert (pending.cancel(), pending.cancelled()) == (False, False)
     settle(pending, 42)
@@ -44,7 +44,7 @@ def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(co
 @pytest.mark.parametrize("known_as", ["_done_callbacks", "_waiters"])
 def test_who_asks_while_it_is_answered_is_told(condition, known_as):
     """Python's own code looks at the state and adds itself, both under the condition."""
-    pending, told = Pending(condition, 1, None, 0.0), []
+    pending, told = Pending(condition, "orders", None, 1), []
     with condition:
         assert not pending.done()
         answering = threading.Thread(target=settle, args=(pending, 42))
@@ -57,7 +57,7 @@ def test_who_asks_while_it_is_answered_is_told(condition, known_as):
 
 
 def test_it_waits_through_other_messages_answers(condition):
-    first, second = Pending(condition, 1, None, 0.0), Pending(condition, 2, None, 0.0)
+    first, second = Pending(condition, "orders", None, 1), Pending(condition, "orders", None, 2)
     answer_later(condition, first, 1)
     with pytest.raises(TimeoutError):
         second.result(0.2)  # woken after 0.05 s, for the first
@@ -66,7 +66,7 @@ def test_it_waits_through_other_messages_answers(condition):
 
 
 def test_callbacks_run_once_and_the_first_answer_counts(condition):
-    pending, seen = Pending(condition, 1, None, 0.0), []
+    pending, seen = Pending(condition, "orders", None, 1), []
     pending.add_done_callback(lambda f: seen.append(("early", f.result().message_id)))
     settle(pending, 5)
     settle(pending, 6)
@@ -75,7 +75,7 @@ def test_callbacks_run_once_and_the_first_answer_counts(condition):
 
 
 def test_concurrent_futures_can_wait_for_many(condition):
-    several = [Pending(condition, i, None, 0.0) for i in range(1, 4)]
+    several = [Pending(condition, "orders", None, i) for i in range(1, 4)]
     settle(several[0], 1)
     answer_later(condition, several[1], 2)
     answer_later(condition, several[2], 0, Rejected("queue_quota", "q"))
@@ -86,7 +86,7 @@ def test_concurrent_futures_can_wait_for_many(condition):
 
 def test_asyncio_can_wait_for_it(condition):
     async def run():
-        pending = Pending(condition, 1, None, 0.0)
+        pending = Pending(condition, "orders", None, 1)
         answer_later(condition, pending, 9)
         return await asyncio.wrap_future(pending)
 

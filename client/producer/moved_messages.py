@@ -1,7 +1,4 @@
-"""A producer's channel to one broker, and its messages for queues that moved to another one.
-
-A broker counts a producer's messages (P1). So a producer has sequence numbers and a window per
-broker, and a message is sent again to the broker that it was first sent to (P2).
+"""A producer's messages for queues that moved to another broker.
 
 If a queue has moved, its old broker refuses the messages (reason ``moved``) and says where it is
 now; or the client learns it from the directory. `MovedMessages` sends them to the new broker, under
@@ -12,73 +9,12 @@ arrives twice.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..session.session import Session
-from .options import Template, sent_after
 from .receipts import Pending
-from .window import Batcher, Window
-
-MOVED_MOST = 1_000  # destinations that a channel remembers as moved
-
-
-class BrokerChannel:
-    """A channel to one broker, under the producer's lock.
-
-    sequence: the next message's number. moved: by destination, the highest sequence that this
-    broker has refused as moved.
-    """
-
-    def __init__(
-        self, session: Session, producer_id: str, broker: int, lock: threading.RLock,
-        sequence: int, pub_ack_s: float, window: int,
-    ) -> None:  # fmt: skip
-        self._changed = session.changed
-        self.sequence = sequence
-        self.moved: dict[str, int] = {}
-        self.sends = Batcher(session, session.publish_partition(producer_id, broker))
-        self.window = Window(lock, self.sends, pub_ack_s, window, session.report)
-
-    def number(
-        self, payload: bytes, key: bytes | None, headers: list[tuple[str, bytes]] | None,
-        template: Template, persistent: bool, to: str,
-    ) -> Pending:  # fmt: skip
-        """Number a message that is about to be sent; 0 if the engine will not answer it."""
-        seq = self.sequence if persistent else 0
-        template = self._template(template, to)
-        sent = Pending(self._changed, seq, (payload, key, headers, template), time.monotonic())
-        sent.to = to
-        if persistent:
-            self.sequence = seq + 1
-            self.window.add(sent)
-        return sent
-
-    def renumber(self, sent: Pending) -> None:
-        """Give a message that another broker refused this broker's next number."""
-        sent.seq, sent.at = self.sequence, time.monotonic()
-        *content, template = sent.record
-        sent.record = (*content, self._template(template, sent.to))
-        self.sequence += 1
-        self.window.add(sent)
-
-    def _template(self, template: Template, to: str) -> Template:
-        return sent_after(template, self.moved.get(to, 0)) if self.moved else template
-
-    def note_moved(self, to: str, seq: int) -> None:
-        """The broker refused a message as moved; later headers say so."""
-        self.moved[to] = max(self.moved.pop(to, 0), seq)
-        if len(self.moved) > MOVED_MOST:
-            del self.moved[next(iter(self.moved))]
-
-    def take_back(self, sent: Pending) -> None:
-        """The message was not sent; its number goes to the next one."""
-        self.window.remove(sent)
-        if sent.seq:
-            self.sequence = sent.seq
-
+from .window import Window
 
 PAUSE_S = 0.1  # while the queue is moving
 KNOWN_MOST = 10_000  # destinations whose last broker is remembered
@@ -107,11 +43,11 @@ class MovedMessages:
     """One producer's messages for moving queues, under its lock."""
 
     def __init__(
-        self, channels: dict[int, BrokerChannel], channel: Callable[[int], BrokerChannel],
+        self, windows: dict[int, Window], window: Callable[[int], Window],
         broker_of: Callable[[str], int],
     ) -> None:  # fmt: skip
-        self._channels = channels
-        self._channel = channel
+        self._windows = windows
+        self._window = window
         self._broker_of = broker_of
         self._queues: dict[str, _Held] = {}
         self._went: dict[str, int] = {}  # broker of each destination's last message
@@ -134,8 +70,8 @@ class MovedMessages:
             del self._went[next(iter(self._went))]
         if known == number or queue in self._queues:
             return
-        others = [n for n in self._channels if n != number] if known is None else [known]
-        at = next((n for n in others if self._channels[n].window.waits_for(queue)), None)
+        others = [n for n in self._windows if n != number] if known is None else [known]
+        at = next((n for n in others if self._windows[n].waits_for(queue)), None)
         if at is not None:
             self._queues[queue] = _Held(at)
 
@@ -179,8 +115,7 @@ class MovedMessages:
         for queue, held in list(self._queues.items()):
             if self._queues.get(queue) is not held:  # closed meanwhile
                 continue
-            old = self._channels[held.at]
-            if now < held.not_before or old.window.waits_for(queue):
+            if now < held.not_before or self._windows[held.at].waits_for(queue):
                 continue
             number = self._broker_of(queue)
             has_left = number == held.at and not held.not_before
@@ -189,8 +124,8 @@ class MovedMessages:
                 continue
             tried.add((queue, number))
             del self._queues[queue]
-            channel = self._channel(number)
-            channel.sends.send()
+            window = self._window(number)
+            window.sends.send()
             for sent in held.messages:
-                channel.renumber(sent)
-                channel.sends.alone(sent.seq, *sent.record)
+                window.number(sent)
+                window.sends.alone(sent.seq, *sent.record)
