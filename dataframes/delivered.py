@@ -8,7 +8,6 @@ acknowledged.
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -17,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from ..client import Message
 from ..protocol import LakequeueError, NotConnected, wire
-from ..protocol.ids import parse_ranges
+from ..protocol.ids import parse_ranges, within
 from ..protocol.kafka_headers import headers_of
 from ..protocol.kafka_settings import kafka_settings
 from .taken_batch import BatchPart
@@ -42,8 +41,7 @@ def read_part(
             continue
         messages = []
         for i, number in enumerate(deliveries.numbers):
-            at = bisect_right(ranges, number, key=lambda one: one[0])
-            if at and number <= ranges[at - 1][1] and number not in seen:
+            if number not in seen and within(number, ranges):
                 seen.add(number)
                 messages.append(Message(_NOBODY, deliveries, i, offset))
         found += len(messages)

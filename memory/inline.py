@@ -105,21 +105,19 @@ class Inline(Runner):
         self.attend()
         return lambda _: None
 
-    def session_of(self, vpn: str, session: str, subscription: str) -> str:
+    def session_of(self, subscription: str) -> str:
         """The subscription's own session, whose heartbeats the engine sends from now on."""
-        own = self._own(session, subscription)
-        self._engine.live(vpn, own)
+        own = self._own(subscription)
+        self._engine.live(self._session.vpn, own)
         return own
 
-    def ended(self, vpn: str, session: str, subscription: str) -> None:
-        """See `Runner.ended`: ends the heartbeats of the subscription's own session."""
-        self.silence(vpn, session, subscription)
+    def silence(self, subscription: str) -> None:
+        self._engine.silence(self._session.vpn, self._own(subscription))
 
-    def silence(self, vpn: str, session: str, subscription: str) -> None:
-        self._engine.silence(vpn, self._own(session, subscription))
+    ended = silence
 
-    @staticmethod
-    def _own(session: str, subscription: str) -> str:
+    def _own(self, subscription: str) -> str:
         """The name of a subscription's own session. It is bounded as over Kafka, so what both names
         begin with appears once."""
+        session = self._session.session
         return f"{session}/{subscription.removeprefix(session)}"

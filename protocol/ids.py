@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from bisect import bisect_right
 from collections.abc import Iterable
 
 COUNTER_BITS = 48
@@ -76,6 +77,12 @@ def join_ranges(ranges: Ranges) -> Ranges:
         else:
             joined.append((low, high))
     return joined
+
+
+def within(number: int, ranges: Ranges) -> bool:
+    """Whether one of the ranges, which ascend, has the number."""
+    at = bisect_right(ranges, number, key=lambda one: one[0])
+    return at > 0 and number <= ranges[at - 1][1]
 
 
 def format_ranges(ids: Iterable[int]) -> str:

@@ -40,7 +40,8 @@ class Binding:
         """Subscribe; raises the engine's error. If no answer comes, unsubscribe, so that nothing is
         leased to this binding later."""
         session = self._session
-        command = msgspec.structs.replace(self._wanted, session=session.session_of(self.id))
+        own = session.runner.session_of(self.id) or session.session
+        command = msgspec.structs.replace(self._wanted, session=own)
         answer, self.broker = session.request_where_it_is(command, undo=self._end())
         self.removes_on_send = answer["removes_on_send"]
         self.backlog = answer["backlog"]

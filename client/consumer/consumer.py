@@ -359,7 +359,7 @@ class Consumer:
 
     def kill(self) -> None:
         """Die silently, as a killed process does. A test aid for `memory://`."""
-        self._session.silence(self.subscription)
+        self._session.runner.silence(self.subscription)
         self._end()
 
     def __enter__(self) -> Consumer:

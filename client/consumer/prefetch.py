@@ -22,12 +22,11 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 
 from ...protocol import ConfigError
-from ...protocol.ids import Ranges
+from ...protocol.ids import Ranges, within
 from ...protocol.outputs import Deliveries
 from ..message import Holder, Message
 from ..session.transport import Record
@@ -174,15 +173,15 @@ class Prefetch:
     def count_held(self, ranges: Ranges) -> int:
         """Count the held messages whose ids are in the ranges."""
         with self.lock:
-            return sum(_within(number, ranges) for number in self.held)
+            return sum(within(number, ranges) for number in self.held)
 
     def forget(self, ranges: Ranges) -> None:
         """Drop what the engine has acknowledged, also messages that wait here. Called with its
         answer: later deliveries, as after a replay, are new. ranges: ascending."""
         with self.lock:
-            for number in [n for n in self.held if _within(n, ranges)]:
+            for number in [n for n in self.held if within(n, ranges)]:
                 del self.held[number]
-            self._remove(m for m in self.buffer if self.tracks(m) and _within(m.number, ranges))
+            self._remove(m for m in self.buffer if self.tracks(m) and within(m.number, ranges))
 
     def take_beyond(self, backlog: int) -> list[Message]:
         """Take out unseen messages that the engine waits for, beyond a backlog. Held messages that
@@ -212,12 +211,6 @@ class Prefetch:
         left = [m for m in self.buffer if id(m) not in gone]
         self.buffer.clear()
         self.buffer.extend(left)
-
-
-def _within(number: int, ranges: Ranges) -> bool:
-    """Whether a range has the number. ranges: ascending."""
-    at = bisect_right(ranges, number, key=lambda one: one[0])
-    return at > 0 and number <= ranges[at - 1][1]
 
 
 class FlowArrivals:

@@ -26,7 +26,7 @@ from typing import Any
 from ...protocol import ConfigError, LeaseLost, commands
 from ...protocol.bounds import shown
 from ...protocol.checked import checked
-from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges
+from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges, within
 from ..message import Lease, Message
 from ..session.all_hosts import acknowledge
 from ..session.session import Answer, Session
@@ -342,7 +342,7 @@ class Settling:
         left_ms = result["lease_ms"] or 0
         with self._lock:
             for message in messages:
-                if not any(low <= message.number <= high for low, high in renewed):
+                if not within(message.number, renewed):
                     message.lease_ends = clock_ms  # it was over: `ack` raises LeaseLost
                 elif message.lease_ends:
                     message.lease(left_ms, clock_ms, now_ms)

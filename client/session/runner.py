@@ -36,6 +36,8 @@ GATHER_MS = 50
 class Duties(Protocol):
     """The duties of a session, which its runner calls."""
 
+    vpn: str
+    session: str
     client_name: str
     is_open: bool
     changed: threading.Condition
@@ -103,14 +105,15 @@ class Runner(Protocol):
         Returns a function that waits for the end of that, at most so many seconds.
         """
 
-    def session_of(self, vpn: str, session: str, subscription: str) -> str:
-        """The session whose heartbeats keep a subscription alive: one for all of them."""
-        return session
+    def session_of(self, subscription: str) -> str | None:
+        """A session of its own for a subscription, whose heartbeats keep it alive; None: the
+        connection's session does."""
+        return None
 
-    def ended(self, vpn: str, session: str, subscription: str) -> None:
+    def ended(self, subscription: str) -> None:
         """A subscription needs no heartbeats any more."""
 
-    def silence(self, vpn: str, session: str, subscription: str) -> None:
+    def silence(self, subscription: str) -> None:
         """Stop a subscription's heartbeats, as when its process is killed. A test aid."""
         raise ConfigError("kill: works on memory:// only; over Kafka, kill the process")
 
@@ -185,7 +188,7 @@ class Threads(Runner):
     def sent(self) -> None:
         """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
 
-    def ended(self, vpn: str, session: str, subscription: str) -> None:
+    def ended(self, subscription: str) -> None:
         """See `Runner.ended`: other subscriptions may need the session."""
 
     def gathering(self) -> None:

@@ -111,7 +111,7 @@ class Session(BrokerRequests):
 
     def _forget(self, subscription: str) -> None:
         self._consumers.pop(subscription, None)
-        self.runner.ended(self.vpn, self.session, subscription)
+        self.runner.ended(subscription)
 
     def attach_producer(self, producer_id: str, producer: Producing) -> None:
         """Send receipts for this producer id to this producer too; several may share an id."""
@@ -129,14 +129,6 @@ class Session(BrokerRequests):
     def on_delivery(self, consumer: Consuming, hook: Callable[[], None]) -> None:
         """Call ``hook`` whenever something may have been delivered."""
         self._hooks[consumer] = hook
-
-    def session_of(self, subscription: str) -> str:
-        """The session whose heartbeats keep a subscription alive."""
-        return self.runner.session_of(self.vpn, self.session, subscription)
-
-    def silence(self, subscription: str) -> None:
-        """Stop a consumer's heartbeats on `memory://`, as when its process is killed."""
-        self.runner.silence(self.vpn, self.session, subscription)
 
     def heartbeat_within(self, timeout_s: float) -> None:
         """Send heartbeats at least three times within the engine's timeout."""

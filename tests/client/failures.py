@@ -111,12 +111,12 @@ def on_memory(mode: str, point: str) -> tuple[set[str], set[str], set[str]]:
 
     def fail() -> None:
         if point == "back":
-            connection.silence(consumer.subscription)
+            connection.runner.silence(consumer.subscription)
             connection.advance("10s")
-            connection.session_of(consumer.subscription)
+            connection.runner.session_of(consumer.subscription)
         elif point == "away":
             heirs.append(heir())
-            connection.silence(consumer.subscription)
+            connection.runner.silence(consumer.subscription)
             connection.advance("16s")
         elif point == "closed":
             consumer.close()
