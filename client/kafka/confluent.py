@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
@@ -229,7 +228,7 @@ class ConfluentTransport(KafkaTransport):
                 self._admin = AdminClient(self._shared, logger=_log)
             return self._admin
 
-    def _open_consumer(self, also: Mapping[str, Any] = MappingProxyType({})) -> Consumer:
+    def _open_consumer(self, tells_ends: bool = False) -> Consumer:
         return Consumer(
             {
                 **self._shared,
@@ -248,7 +247,7 @@ class ConfluentTransport(KafkaTransport):
                 # If its queue is full, librdkafka would look again only after 1 s: a gap in the
                 # stream.
                 "fetch.queue.backoff.ms": 2,
-                **also,
+                "enable.partition.eof": tells_ends,
             },
             logger=_log,
         )
@@ -256,7 +255,7 @@ class ConfluentTransport(KafkaTransport):
     def _all(self, topic: str, end: int) -> list[tuple[bytes | None, bytes | None]]:
         found: list[tuple[bytes | None, bytes | None]] = []
         until = time.monotonic() + bounds.ASK_SECONDS_MAX
-        consumer = self._open_consumer({"enable.partition.eof": True})
+        consumer = self._open_consumer(tells_ends=True)
         try:
             consumer.assign([TopicPartition(topic, 0, 0)])
             at = 0
