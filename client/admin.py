@@ -226,7 +226,10 @@ class Admin:
         applies to messages sent to a destination; `underlying_topic` decides which Kafka topics are
         read. Returns True if the subscription is new.
         """
-        _check_topic(topic)
+        try:
+            kind_of(topic)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         return change(self._session, commands.SubscribeTopic(queue=queue, topic=topic))
 
     def unsubscribe_topic(self, queue: str, topic: str) -> None:
@@ -373,10 +376,3 @@ class Admin:
 
     def __exit__(self, *_: object) -> None:
         pass
-
-
-def _check_topic(topic: str) -> None:
-    try:
-        kind_of(topic)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error

@@ -218,17 +218,16 @@ class Session(BrokerRequests):
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
             bound = {consumer.broker for consumer in list(self._consumers.values())}
-            numbers = sorted(n for n in bound if n is not None)
-            do_every(partial(self._beat_at, number) for number in numbers)
+            command = commands.Heartbeat(session=self.session)
+            do_every(
+                partial(self.ask, command, partial(self._heartbeat_answered, number), number)
+                for number in sorted(n for n in bound if n is not None)
+            )
         if self._lost and not self._subscribing:
             lost = [c for c in list(self._consumers.values()) if c.broker in self._lost]
             self._lost.clear()
             self.report("the engine missed this session's heartbeats; subscribing again")
             self._bind_again(lost)
-
-    def _beat_at(self, broker: int) -> None:
-        on_answer = partial(self._heartbeat_answered, broker)
-        self.ask(commands.Heartbeat(session=self.session), on_answer, broker)
 
     def _heartbeat_answered(self, broker: int, answer: Answer) -> None:
         if answer["result"] is False and self._consumers:
