@@ -41,26 +41,16 @@ SHOWN_MAX = 200  # characters of an expression that is refused
 class ExpressionError(ValueError):
     """An expression cannot be parsed. The message says what was found and what is expected (Q7).
 
-    text: the expression; position: of the fault, counted from 0.
+    position: of the fault in the expression, counted from 0.
     """
 
-    def __init__(self, text: str, position: int, sentence: str) -> None:
-        super().__init__(text, position, sentence)
-        self.text = text
+    def __init__(self, position: int, sentence: str) -> None:
+        super().__init__(position, sentence)
         self.position = position
         self.sentence = sentence
 
     def __str__(self) -> str:
         return f"at character {self.position + 1}: {self.sentence}"
-
-
-class _Fault(Exception):
-    """A fault found while building the tree; `parse` adds the text."""
-
-    def __init__(self, position: int, sentence: str) -> None:
-        super().__init__(sentence)
-        self.position = position
-        self.sentence = sentence
 
 
 # --- The tree -----------------------------------------------------------------------------------
@@ -111,9 +101,6 @@ def _number(token: str) -> Value:
 class _TreeBuilder(lark.Transformer):
     """Builds nodes. The parser calls a method for each grammar rule."""
 
-    def start(self, node: Node) -> Node:
-        return node
-
     def or_test(self, *nodes: Node) -> Node:
         return Call("OR", nodes)
 
@@ -131,7 +118,7 @@ class _TreeBuilder(lark.Transformer):
             return Call("LIKE", (left, right))
         text = _unquote(escape)
         if len(text) != 1:
-            raise _Fault(escape.start_pos or 0, "expected ESCAPE with a single character")
+            raise ExpressionError(escape.start_pos or 0, "expected ESCAPE with a single character")
         return Call("LIKE", (left, right), text)
 
     def not_like(self, left: Node, right: Node, escape: lark.Token | None = None) -> Node:
@@ -170,7 +157,7 @@ class _TreeBuilder(lark.Transformer):
     def attribute(self, token: lark.Token) -> Node:
         name = token.lstrip("/@")
         if name not in ATTRIBUTES:
-            raise _Fault(
+            raise ExpressionError(
                 token.start_pos or 0,
                 f"found the attribute {str(token)!r}, expected /@priority or /@key "
                 f'(a field of that name is written /"@{name}")',
@@ -180,7 +167,7 @@ class _TreeBuilder(lark.Transformer):
     def number(self, token: lark.Token) -> Node:
         value = _number(token)
         if value is None:
-            raise _Fault(token.start_pos or 0, "the number is out of range")
+            raise ExpressionError(token.start_pos or 0, "the number is out of range")
         return Literal(value)
 
     def string(self, token: lark.Token) -> Node:
@@ -216,14 +203,12 @@ def parse(text: str) -> Node:
     """Parse one expression. Raises `ExpressionError`."""
     if len(text) > TEXT_CHARACTERS_MAX:
         sentence = f"it has {len(text)} characters, at most {TEXT_CHARACTERS_MAX} are allowed"
-        raise ExpressionError(text, TEXT_CHARACTERS_MAX, sentence)
+        raise ExpressionError(TEXT_CHARACTERS_MAX, sentence)
     strange = re.search("[\ud800-\udfff]", text)
     if strange:
-        raise ExpressionError(text, strange.start(), "found half a surrogate pair, expected text")
+        raise ExpressionError(strange.start(), "found half a surrogate pair, expected text")
     try:
         node: Node = _parser().parse(text)  # type: ignore[assignment]
-    except _Fault as fault:
-        raise ExpressionError(text, fault.position, fault.sentence) from None
     except lark.exceptions.UnexpectedInput as error:
         _refuse(text, error)
     return node
@@ -272,7 +257,7 @@ def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
         sentence += " (there are no functions)"
     elif word.isidentifier() and "FIELD" in allowed:
         sentence += f" (a field is written with a slash: /{word})"
-    raise ExpressionError(text, position, sentence) from None
+    raise ExpressionError(position, sentence) from None
 
 
 # --- Writing the function -------------------------------------------------------------------------
@@ -315,7 +300,7 @@ class _Writer:
     def value(self, node: Node, depth: int = 0) -> str:
         """Write a node; returns the name of its value."""
         if depth > DEPTH_MAX:
-            raise _Fault(0, f"it nests deeper than {DEPTH_MAX} levels")
+            raise ExpressionError(0, f"it nests deeper than {DEPTH_MAX} levels")
         if isinstance(node, Field | Attribute):
             if node not in self.names:
                 self.names[node] = self.reference(node)
@@ -436,13 +421,11 @@ def _index(step: str) -> int:
 class Program:
     """Several expressions that share one decoding of the payload.
 
-    texts: as given; fields: the top-level fields that are read, in order of appearance;
-    needs_payload: whether there are any. `run(payload, priority, key)` returns one value per text
-    (None for a text that is None). It takes any payload and never raises.
+    texts: as given; needs_payload: whether they read fields. `run(payload, priority, key)` returns
+    one value per text (None for a text that is None). It takes any payload and never raises.
     """
 
     texts: tuple[str | None, ...]
-    fields: tuple[str, ...]
     needs_payload: bool
     run: Callable[[bytes, int, bytes | None], tuple[Value, ...]]
 
@@ -456,16 +439,10 @@ def compile_program(texts: tuple[str | None, ...]) -> Program:
     writer = _Writer()
     results: list[str] = []
     for text in texts:
-        if text is None:
-            results.append("None")
-            continue
-        try:
-            results.append(writer.scalar(parse(text)))
-        except _Fault as fault:
-            raise ExpressionError(text, fault.position, fault.sentence) from None
+        results.append("None" if text is None else writer.scalar(parse(text)))
     source = writer.source(results)
     exec(compile(source, "<expressions>", "exec"), writer.namespace)
-    return Program(texts, tuple(writer.tops), bool(writer.tops), writer.namespace["run"])
+    return Program(texts, bool(writer.tops), writer.namespace["run"])
 
 
 def is_true(value: Value) -> bool:

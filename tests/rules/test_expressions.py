@@ -97,7 +97,6 @@ def test_Q7_a_bad_expression_says_where_and_what(text: str, position: int, says:
     with pytest.raises(ExpressionError) as caught:
         compile_program((text,))
     assert caught.value.position == position
-    assert caught.value.text == text
     assert says in str(caught.value)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -132,7 +131,6 @@ def test_Q6_nesting_has_a_limit_of_its_own() -> None:
 
 def test_Q6_several_expressions_share_one_program() -> None:
     program = compile_program(("/a > 1", None, "/b/c/0", "/a"))
-    assert program.fields == ("a", "b")
     assert program.needs_payload
     assert not compile_program(("/@priority", None)).needs_payload
     assert program.run(json.dumps(PAYLOAD).encode(), 4, None) == (True, None, 1, 5)
