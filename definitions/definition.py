@@ -107,14 +107,12 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _KEYS = read.keys_of(QueueDefinition)
-_SYNONYMS = {"topic": "name"}  # Q1
-KEYS = (*_KEYS, *_SYNONYMS)
-_ATTRIBUTE_OF = {key: attribute for key, (attribute, _) in _KEYS.items()}
-_READERS = {key: (_SYNONYMS.get(key, key), _KEYS[_SYNONYMS.get(key, key)][1]) for key in KEYS}
+_READERS = {**_KEYS, "topic": _KEYS["name"]}  # a synonym (Q1)
+KEYS = tuple(_READERS)
 
 
 class _Values(dict[str, Any]):
-    """The valid values by key. unread: all other keys that were given."""
+    """The valid values by attribute. unread: the attributes of all other keys that were given."""
 
     unread: set[str]
 
@@ -156,8 +154,7 @@ def try_definition(
         check(values, report)
     if problems:
         return None, problems
-    complete = _fill_defaults(values)
-    return QueueDefinition(**{_ATTRIBUTE_OF[key]: value for key, value in complete.items()}), []
+    return QueueDefinition(**_fill_defaults(values)), []
 
 
 def name_of(mapping: object) -> tuple[str, str] | None:
@@ -186,9 +183,8 @@ def _untag(mapping: object, report: read.Report) -> Mapping[Any, Any] | None:
 
 
 def _read_keys(entries: Mapping[Any, Any], report: read.Report) -> _Values:
-    """The valid values by key."""
     values = _Values(read.read_keys(entries, _READERS, report))
-    given = {_SYNONYMS.get(key, key) for key, value in entries.items() if value is not None}
+    given = {_READERS[key][0] for key in KEYS if entries.get(key) is not None}
     values.unread = given - values.keys()
     if entries.get("name") is not None and entries.get("topic") is not None:
         report("topic", entries["topic"], "is a synonym of name; give one of them")
@@ -284,14 +280,15 @@ def _check_policies(values: _Values, report: read.Report) -> None:
         report("fairness_model", "proportional", allowed)
     if "name" in values and values.get("dead_message_queue") == values["name"]:
         report("dead_message_queue", values["name"], "must be another queue than the queue itself")
-    if "max_ttl" in values and values.get("respect_ttl") is False:
-        report("max_ttl", format_duration(values["max_ttl"]), "needs respect_ttl to be true")
-    elif "max_ttl" in values or "respect_ttl" in values:
+    if "max_ttl_ms" in values and values.get("respect_ttl") is False:
+        report("max_ttl", format_duration(values["max_ttl_ms"]), "needs respect_ttl to be true")
+    elif "max_ttl_ms" in values or "respect_ttl" in values:
         model = "queue" if values.get("respect_ttl") is False else "earliest"
         if values.get("expiration_model", model) != model:
             allowed = f"must be {model} (or left out) with max_ttl and respect_ttl as given"
             report("expiration_model", values["expiration_model"], allowed)
-    delay_ms, delay_max_ms = values.get("redelivery_delay", 0), values.get("redelivery_delay_max")
+    delay_ms = values.get("redelivery_delay_ms", 0)
+    delay_max_ms = values.get("redelivery_delay_max_ms")
     if delay_max_ms is not None and delay_max_ms < delay_ms:
         allowed = f"must not be below redelivery_delay, {format_duration(delay_ms)}"
         report("redelivery_delay_max", format_duration(delay_max_ms), allowed)
@@ -313,7 +310,7 @@ def _fill_defaults(values: _Values) -> dict[str, Any]:
         complete.setdefault("permission", PERMISSIONS[0])
     if values.get("respect_ttl") is False:
         complete["expiration_model"] = "queue"
-    elif "max_ttl" in values or "respect_ttl" in values:
+    elif "max_ttl_ms" in values or "respect_ttl" in values:
         complete["respect_ttl"] = True
         complete["expiration_model"] = "earliest"
     return complete
