@@ -37,11 +37,9 @@ class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     partition: Partition = 0
 
 
-class ReplyTo(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ReplyTo(Inbox, frozen=True):
     """Where the answer goes; ``request`` is repeated in it."""
 
-    topic: Topic
-    partition: Partition = 0
     request: Name = ""
 
 

@@ -16,6 +16,7 @@ by records.
 from __future__ import annotations
 
 import struct
+from itertools import accumulate
 from typing import Annotated, Any
 
 import msgspec
@@ -149,12 +150,8 @@ def encode_publish_header(header: PublishHeader) -> bytes:
 
 def encode_run(payloads: list[bytes]) -> bytes:
     """The value of a record with several messages."""
-    ends = []
-    end = 0
-    for payload in payloads:
-        end += len(payload)
-        ends.append(end)
-    return b"".join((struct.pack(f">{len(ends)}I", *ends), *payloads))
+    ends = accumulate(map(len, payloads))
+    return b"".join((struct.pack(f">{len(payloads)}I", *ends), *payloads))
 
 
 class _Counted(msgspec.Struct):

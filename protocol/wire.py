@@ -230,18 +230,19 @@ def decode_batch(value: bytes) -> Deliveries:
     size = int.from_bytes(value[:4], "big")
     meta = _unpack(value[4 : 4 + size], strict=False)
     n = meta["n"]
-    columns = {name: _spread(meta[name], n) for name in _COLUMNS}
     payloads = []
     at = 4 + size
-    for length in columns.pop("lengths"):
+    for length in _spread(meta["lengths"], n):
         payloads.append(value[at : at + length])
         at += length
     return Deliveries(
         queue=meta["queue"], subscription=meta["subscription"], topic="", partition=0,
         framing="batch", lease_ms=meta["lease_ms"], epoch=meta["epoch"], barrier=meta["barrier"],
-        ids=_sequence(meta["ids"], n), numbers=_sequence(meta["numbers"], n), payloads=payloads,
+        ids=_sequence(meta["ids"], n), numbers=_sequence(meta["numbers"], n),
+        counts=_spread(meta["counts"], n), priorities=_spread(meta["priorities"], n),
+        expires=_spread(meta["expires"], n), times=_spread(meta["times"], n),
+        payloads=payloads, keys=_spread(meta["keys"], n), headers=_spread(meta["headers"], n),
         dead=meta.get("dead") or {}, flow=meta.get("flow"), again=meta.get("again", False),
-        **columns,
     )  # fmt: skip
 
 

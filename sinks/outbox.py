@@ -46,13 +46,12 @@ RETURN_S = 1.0
 NARROW_S = 60.0  # for this long, records for a topic are sent alone after it refused one
 
 
+@dataclass(slots=True)
 class _Step:
-    """The records of a step that are on their way."""
+    """A step of whose records so many are on their way."""
 
-    __slots__ = ("left", "number")
-
-    def __init__(self, number: int) -> None:
-        self.number, self.left = number, 0
+    number: int
+    left: int = 0
 
 
 @dataclass(slots=True)
