@@ -45,17 +45,13 @@ TICKS_MAX = 100_000
 
 
 class AttendedClient(Protocol):
-    """A client whose duties are done as time passes: due acks, reading an inbox, callbacks."""
+    """A client whose duties are done as time passes: due acks, reading an inbox, callbacks. See
+    `Inline`."""
 
     @property
-    def is_open(self) -> bool:
-        """True while it has duties."""
-
-    def due(self) -> int | None:
-        """The time of its next duty by the engine's clock, None for none."""
-
-    def attend(self) -> object:
-        """Do what is due."""
+    def is_open(self) -> bool: ...
+    def due(self) -> int | None: ...
+    def attend(self) -> object: ...
 
 
 class MemoryEngine:

@@ -33,21 +33,14 @@ from .memory_broker import MemoryBroker
 
 
 class JoinedEngine(Protocol):
-    """An engine in this process, as bridges see it."""
+    """What bridges need of a `MemoryEngine`."""
 
     homes: JoinedHomes
 
-    def broker(self, name: str | None = None) -> MemoryBroker:
-        """See `MemoryEngine.broker`."""
-
-    def at(self, number: int) -> MemoryBroker:
-        """See `MemoryEngine.at`."""
-
-    def open_inbox(self, topic: str) -> deque[Record]:
-        """See `MemoryEngine.open_inbox`."""
-
-    def hear(self, broker: int, record: WireRecord) -> None:
-        """See `MemoryEngine.hear`."""
+    def broker(self, name: str | None = None) -> MemoryBroker: ...
+    def at(self, number: int) -> MemoryBroker: ...
+    def open_inbox(self, topic: str) -> deque[Record]: ...
+    def hear(self, broker: int, record: WireRecord) -> None: ...
 
 
 class JoinedHomes:

@@ -34,7 +34,7 @@ GATHER_MS = 50
 
 
 class Duties(Protocol):
-    """The duties of a session, which its runner calls."""
+    """What a runner needs of its session: `Session`, which says what these do."""
 
     vpn: str
     session: str
@@ -42,26 +42,13 @@ class Duties(Protocol):
     is_open: bool
     changed: threading.Condition
 
-    def receive(self, timeout_s: float) -> None:
-        """Take what has arrived; wait at most ``timeout_s`` for it."""
-
-    def upkeep(self) -> None:
-        """Do what is due."""
-
-    def due(self) -> int | None:
-        """When `upkeep` has something to do next, by the runner's clock; None for nothing."""
-
-    def beat(self) -> None:
-        """Send heartbeats if the session does that itself."""
-
-    def send_gathered(self) -> None:
-        """Send what producers have gathered."""
-
-    def report(self, text: str) -> None:
-        """Log something the application should know."""
-
-    def forked(self) -> None:
-        """This is a forked child: nothing works here any more."""
+    def receive(self, timeout_s: float) -> None: ...
+    def upkeep(self) -> None: ...
+    def due(self) -> int | None: ...
+    def beat(self) -> None: ...
+    def send_gathered(self) -> None: ...
+    def report(self, text: str) -> None: ...
+    def forked(self) -> None: ...
 
 
 class Runner(Protocol):

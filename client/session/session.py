@@ -32,47 +32,27 @@ ENDED = "Ended"  # an unrequested reply: the engine has ended a subscription
 
 
 class Consuming(Protocol):
-    """A listener to one subscription."""
+    """A listener to one subscription: `Consumer`, which says what these do."""
 
     queue: str
 
     @property
-    def broker(self) -> int | None:
-        """The number of the broker it is bound to; None until it is bound."""
-
-    def on_record(self, record: Record) -> None:
-        """Take a record of deliveries."""
-
-    def on_end(self, why: str) -> None:
-        """The subscription has ended, and not by this client."""
-
-    def tick(self) -> None:
-        """Do what is due."""
-
-    def due(self) -> int | None:
-        """When `tick` has something to do next, by the runner's clock; None for nothing."""
-
-    def subscribe(self) -> None:
-        """Bind again after the session was lost."""
-
-    def close(self) -> None:
-        """Return held messages and end the subscription."""
+    def broker(self) -> int | None: ...
+    def on_record(self, record: Record) -> None: ...
+    def on_end(self, why: str) -> None: ...
+    def tick(self) -> None: ...
+    def due(self) -> int | None: ...
+    def subscribe(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Producing(Protocol):
-    """A listener to receipts."""
+    """A listener to receipts: `Producer`, which says what these do."""
 
-    def on_receipt(self, value: Answer) -> None:
-        """Take the engine's answer to messages."""
-
-    def retransmit(self, now_s: float) -> None:
-        """Send again what has waited too long."""
-
-    def send_gathered(self) -> None:
-        """Send what was gathered."""
-
-    def close(self) -> None:
-        """Flush; raises Timeout if messages stay without an answer."""
+    def on_receipt(self, value: Answer) -> None: ...
+    def retransmit(self, now_s: float) -> None: ...
+    def send_gathered(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Session(BrokerRequests):
@@ -137,7 +117,7 @@ class Session(BrokerRequests):
     # ------------------------------------------------------------ duties, called by the runner
 
     def receive(self, timeout_s: float) -> None:
-        """Hand what has arrived to its listeners."""
+        """Hand what arrives within ``timeout_s`` to its listeners."""
         records = self._transport.poll(timeout_s)
         duties: list[Callable[[], None]] = [partial(self._dispatch, record) for record in records]
         if records:
