@@ -181,13 +181,13 @@ def run(tasks: int, say: Say) -> list[dict[str, Any]]:
             say(f"{name} is left out: there is no {program} here.")
             continue
         say(name)
-        folder = Path(tempfile.mkdtemp(prefix="lakequeue-bench-"))
-        try:
+        with tempfile.TemporaryDirectory(
+            prefix="lakequeue-bench-", ignore_cleanup_errors=True
+        ) as place:
+            folder = Path(place)
             with broker(folder, say) as address, _worker(address, folder / "runs"):
                 row = measure(address, folder / "runs", tasks, RATE, STEADY_S)
                 rows.append({"broker": name, **row})
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
     return rows
 
 

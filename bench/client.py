@@ -7,9 +7,7 @@ deliveries. It keeps no state, so the bench measures the client.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,9 +19,8 @@ from ..protocol import commands as c
 from ..protocol import topics, wire
 from ..protocol.messages import HEADER, decode_publish_header
 from ..protocol.outputs import Deliveries, Receipts, Reply
-from ..streaming import EmbeddedKafka
 from ..streaming.kafka.topics_admin import ensure_topics
-from .harness import BACKLOG, PAYLOAD, QUEUE, Say, ready_processes
+from .harness import BACKLOG, PAYLOAD, QUEUE, Say, broker, ready_processes
 from .subcommands import messages
 
 OPTIONS = (
@@ -109,10 +106,7 @@ def _serve(
 def run(messages: int, library: str, say: Say) -> list[dict[str, Any]]:
     """Messages a second, and CPU µs of this process per message; the best of three rounds."""
     os.environ[LIBRARY_VARIABLE] = library  # what `connect` looks at
-    with (
-        tempfile.TemporaryDirectory(prefix="lakequeue-bench-") as home,
-        EmbeddedKafka(Path(home) / "kafka") as kafka,
-    ):
+    with broker() as (kafka, _):
         address = kafka.bootstrap_servers
         partitions = ensure_topics(address, [VPN], [])
         (peer,), _ = ready_processes(_serve, (address, library, partitions, messages))

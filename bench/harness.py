@@ -4,7 +4,6 @@ of their own, and how to wait."""
 from __future__ import annotations
 
 import multiprocessing
-import shutil
 import tempfile
 import threading
 import time
@@ -31,12 +30,11 @@ Say = Callable[[str], None]
 @contextmanager
 def broker() -> Iterator[tuple[EmbeddedKafka, Path]]:
     """A Kafka broker in a temporary home, gone afterwards."""
-    home = Path(tempfile.mkdtemp(prefix="lakequeue-bench-"))
-    try:
-        with EmbeddedKafka(home / "kafka") as kafka:
-            yield kafka, home
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="lakequeue-bench-", ignore_cleanup_errors=True) as home,
+        EmbeddedKafka(Path(home) / "kafka") as kafka,
+    ):
+        yield kafka, Path(home)
 
 
 @contextmanager

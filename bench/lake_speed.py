@@ -22,7 +22,7 @@ from ..lake.rebuilding import rebuild
 from ..streaming import Engine
 from ..streaming.tables.table_care import disk_use
 from .harness import Say, cpu_s, in_a_process, publish, running, url, wait_for
-from .questions import asked_once
+from .questions import asked_queued
 from .subcommands import count, messages
 from .throughput import await_empty, consumers
 
@@ -50,7 +50,7 @@ def run(messages: int, queued: int, say: Say) -> list[dict[str, Any]]:
     best = max(first, second)
     found |= _stored(messages, say)
     say(f"queued over {queued:,} messages")
-    asked = asked_once("queued", queued)
+    asked = asked_queued(queued)
     return [{
         "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
         "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found,

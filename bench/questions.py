@@ -49,11 +49,11 @@ def run(messages: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return [{**row, "messages": messages, "journal_rows": rows} for row in found]
 
 
-def asked_once(question: str, messages: int) -> dict[str, Any]:
-    """A row for one of `QUESTIONS`, over so many messages."""
+def asked_queued(messages: int) -> dict[str, Any]:
+    """The row for `queued`, over so many messages."""
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         _write(Path(folder), messages)
-        return _asked(question, Path(folder), partial(_sql, QUESTIONS[question]))
+        return _asked("queued", Path(folder), partial(_sql, QUESTIONS["queued"]))
 
 
 def _asked(question: str, home: Path, ask: Callable[[Any], Any]) -> dict[str, Any]:

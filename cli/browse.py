@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from ..monitor.queue_details import explained
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
-from .command_options import EngineCall, call_options, json_option, option, where_option
+from .command_options import EngineCall, call_options, gathered, json_option, option
 from .printing import cell, console, key_fields, payload_fields, say_json, table_of
 from .queues import event_line, shown
 from .sql import MS, asked, tables_option
@@ -30,23 +31,35 @@ if TYPE_CHECKING:
 PREVIEW_MAX = 100
 
 
+@dataclass(frozen=True, slots=True)
+class Browsing:
+    """Which messages are shown, and how many."""
+
+    where: str | None
+    state: str | None
+    limit: int
+
+    def of(self, admin: Any, queue: str | None) -> list[BrowsedMessage]:
+        """The first messages of a queue that are meant."""
+        return admin.browse(queue, where=self.where, state=self.state, limit=self.limit)
+
+
+def browsing_options(where: str, state: str, limit: str) -> Callable[[Any], Any]:
+    """Add --where, --state and --limit, each with its help."""
+    return gathered(
+        Browsing, "chosen",
+        option("--where", metavar="EXPRESSION", help=f"{where}: '/price > 10'."),
+        option("--state", type=click.Choice(("ready", "leased", "delayed")), help=state),
+        option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
+               help=limit),
+    )  # fmt: skip
+
+
 @click.command()
 @click.argument("queue")
-@where_option
-@option(
-    "--state",
-    type=click.Choice(("ready", "leased", "delayed")),
-    help="Only messages in this state.",
-)
-@option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=20,
-    show_default=True,
-    help="Show at most this many.",
-)
+@browsing_options("Matching messages", "Only messages in this state.", "Show at most this many.")
 @call_options
-def browse(queue: str, where: str | None, state: str | None, limit: int, call: EngineCall) -> None:
+def browse(queue: str, chosen: Browsing, call: EngineCall) -> None:
     """Look at the messages of QUEUE, in order, without taking them.
 
     For dead messages it shows why, in which queue and when they died.
@@ -58,7 +71,7 @@ def browse(queue: str, where: str | None, state: str | None, limit: int, call: E
       lakequeue browse orders-dmq --json --limit 1000 | jq .payload
     """
     with call.admin("browse") as admin:
-        found = admin.browse(queue, where=where, state=state, limit=limit)
+        found = chosen.of(admin, queue)
     show_browsed(found, call.as_json)
 
 
@@ -116,31 +129,17 @@ LAST = "last"
 @click.argument("words", nargs=-1, metavar="[TIME] WHAT [QUEUE]")
 @option("--step", type=click.IntRange(min=1), help="After this step, instead of at a time.")
 @option("--broker", help="Which broker, if there are several.")
-@option(
-    "--where",
-    metavar="EXPRESSION",
-    help="browse: matching messages: '/price > 10'.",
-)
-@option(
-    "--state", type=click.Choice(("ready", "leased", "delayed")),
-    help="browse: only messages in this state.",
+@browsing_options(
+    "browse: matching messages", "browse: only messages in this state.",
+    "browse, events: show at most this many.",
 )  # fmt: skip
-@option("--limit", type=click.IntRange(1, 10_000), default=20, show_default=True,
-        help="browse, events: show at most this many.")  # fmt: skip
 @option("--vpn", default="default", show_default=True, help="The message VPN.")
 @tables_option
 @json_option
 def at(
-    words: tuple[str, ...],
-    step: int | None,
-    broker: str | None,
-    where: str | None,
-    state: str | None,
-    limit: int,
-    vpn: str,
-    home: Path,
-    as_json: bool,
-) -> None:
+    words: tuple[str, ...], step: int | None, broker: str | None, chosen: Browsing, vpn: str,
+    home: Path, as_json: bool,
+) -> None:  # fmt: skip
     """Look at the queues as they were at TIME, whether the engine runs or not.
 
     WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step` (what that step took in
@@ -165,7 +164,7 @@ def at(
             _show_step(found[0], as_json)
             return
         now = datetime_of(max(one.now for one in found))
-        _look(admin_of(*found, vpn=vpn), now, what, queue, where, state, limit, as_json)
+        _look(admin_of(*found, vpn=vpn), now, what, queue, chosen, as_json)
 
 
 def _print_notes(found: past.Moment) -> None:
@@ -215,13 +214,12 @@ def _again(found: past.Moment) -> str:
 
 
 def _look(
-    admin: Any, now: datetime, what: str, queue: str | None, where: str | None, state: str | None,
-    limit: int, as_json: bool,
-) -> None:  # fmt: skip
+    admin: Any, now: datetime, what: str, queue: str | None, chosen: Browsing, as_json: bool
+) -> None:
     if what == "browse":
-        show_browsed(admin.browse(queue, where=where, state=state, limit=limit), as_json)
+        show_browsed(chosen.of(admin, queue), as_json)
     elif what == "events":
-        for event in admin.events(limit):
+        for event in admin.events(chosen.limit):
             say_json(event) if as_json else click.echo(event_line(event, MS))
     elif as_json:
         say_json(admin.describe(queue) if queue else admin.queues())

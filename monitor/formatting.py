@@ -142,6 +142,15 @@ def dead_queues(seen: Any) -> set[str]:
     return {queue["definition"]["dead_message_queue"] for queue in seen.queues}
 
 
+# What queues are sorted by, on the page and in the terminal.
+ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "name": lambda q: q["name"], "depth": lambda q: -q["depth"], "ready": lambda q: -q["ready"],
+    "leased": lambda q: -q["leased"], "delayed": lambda q: -q["delayed"],
+    "oldest": lambda q: -(q["oldest_age_s"] or 0), "in": lambda q: -q["in_s"],
+    "out": lambda q: -q["out_s"], "why": lambda q: (not waits(q), waits(q)),
+}  # fmt: skip
+
+
 def used(seen: Any, what: str) -> int:
     """How much of a limit all brokers use."""
     return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
@@ -202,10 +211,8 @@ def said(request: Any) -> str:
     return f"{int(moved[0]):,} redriven{rest}."
 
 
-FILTERS = {
-    "quote": quote,
-    "size": size, "number": number, "rate": rate, "age": age, "clock": clock, "preview": preview,
-    "task": task, "death": death, "details": details, "waits": waits, "used": used, "limit": limit,
-    "state": state,
-    "bridge_waits": bridge_waits,
-}  # fmt: skip
+_FILTERS: tuple[Callable[..., Any], ...] = (
+    quote, size, number, rate, age, clock, preview, task, death, details, waits, used, limit, state,
+    bridge_waits,
+)  # fmt: skip
+FILTERS = {function.__name__: function for function in _FILTERS}

@@ -5,7 +5,7 @@ Like the page: all queues, and one of them with why it does not move.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ..protocol import LakequeueError
 from . import formatting
-from .formatting import one_line, short
+from .formatting import ORDERS, one_line, short
 from .snapshot import Point, VpnMonitor, VpnSnapshot
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -23,11 +23,7 @@ SPARK = 40
 FRAME = 8  # lines besides the queues
 MESSAGES = 10
 BROKERS = 6
-SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "depth": lambda q: -q["depth"], "in": lambda q: -q["in_s"], "out": lambda q: -q["out_s"],
-    "oldest": lambda q: -(q["oldest_age_s"] or 0), "why": lambda q: not formatting.waits(q),
-    "name": lambda q: "",
-}  # fmt: skip
+SORTS = ("depth", "in", "out", "oldest", "why", "name")  # in the order of the key s
 HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
 
 
@@ -43,7 +39,7 @@ class Screen:
 
 def ordered(seen: VpnSnapshot, view: Screen) -> list[dict[str, Any]]:
     """The queues as they are shown."""
-    return sorted(seen.queues, key=lambda q: (SORTS[view.sort](q), q["name"]))
+    return sorted(seen.queues, key=lambda q: (ORDERS[view.sort](q), q["name"]))
 
 
 def pressed(view: Screen, key: str, seen: VpnSnapshot) -> Screen:
@@ -63,8 +59,7 @@ def pressed(view: Screen, key: str, seen: VpnSnapshot) -> Screen:
             step = 1 if view.at in names else 0
             return replace(view, at=names[min(len(names) - 1, at + step)])
         case "s":
-            sorts = list(SORTS)
-            return replace(view, sort=sorts[(sorts.index(view.sort) + 1) % len(sorts)])
+            return replace(view, sort=SORTS[(SORTS.index(view.sort) + 1) % len(SORTS)])
     return view
 
 

@@ -25,18 +25,13 @@ from . import formatting
 from .auth import COOKIE, HEADERS, SESSION_S, Auth, SignIn
 from .charts import chart
 from .engine_figures import EngineFigures
+from .formatting import ORDERS
 from .snapshot import TOTAL, VpnMonitor
 
 HERE = Path(__file__).parent
 ROWS_MAX = 200
 MESSAGES_MAX = 50
 BODY_MAX = 1_000_000
-SORTS = {
-    "name": lambda q: q["name"], "depth": lambda q: -q["depth"], "ready": lambda q: -q["ready"],
-    "leased": lambda q: -q["leased"], "delayed": lambda q: -q["delayed"],
-    "oldest": lambda q: -(q["oldest_age_s"] or 0), "in": lambda q: -q["in_s"],
-    "out": lambda q: -q["out_s"], "why": lambda q: (not formatting.waits(q), formatting.waits(q)),
-}  # fmt: skip
 
 
 @dataclass
@@ -119,12 +114,12 @@ class _Routes:
         """All queues of a VPN."""
         seen = self._vpn_monitor(request).look()
         text, sort = request.query_params.get("q", ""), request.query_params.get("sort", "depth")
-        sort = sort if sort in SORTS else "depth"
+        sort = sort if sort in ORDERS else "depth"
         queues = [q for q in seen.queues if text.lower() in q["name"].lower()]
-        queues.sort(key=lambda q: (SORTS[sort](q), q["name"]))
+        queues.sort(key=lambda q: (ORDERS[sort](q), q["name"]))
         return self._show(
             request, "overview.html", seen=seen, queues=queues[:ROWS_MAX], found=len(queues),
-            text=text, sort=sort, sorts=list(SORTS), past=self._vpn_monitor(request).past(TOTAL),
+            text=text, sort=sort, sorts=list(ORDERS), past=self._vpn_monitor(request).past(TOTAL),
             alerts=formatting.alerts(seen), dead=formatting.dead_queues(seen),
         )  # fmt: skip
 
