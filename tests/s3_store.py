@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import urllib.request
 from collections.abc import Iterator
@@ -15,20 +16,19 @@ BUCKET = "lake"
 KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REGION": "us-east-1"}
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URI of a bucket that is empty; the environment says how it is reached."""
+@contextlib.contextmanager
+def store(patch: pytest.MonkeyPatch, host: str = "127.0.0.1") -> Iterator[str]:
+    """The URI of a bucket that is empty; the environment says how it is reached, at this host."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     # Python's server and Werkzeug's each say `100 Continue`; Amazon's client takes the second for
     # the answer to what it uploads.
-    monkeypatch.setattr(WSGIRequestHandler, "handle_expect_100", lambda handler: True)
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    patch.setattr(WSGIRequestHandler, "handle_expect_100", lambda handler: True)
+    server = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     server.start()
-    host, port = server.get_host_and_port()
-    address = f"http://{host}:{port}"
-    monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+    address = "http://{}:{}".format(*server.get_host_and_port())
+    patch.setenv("AWS_ENDPOINT_URL", address)
     for name, value in KEYS.items():
-        monkeypatch.setenv(name, value)
+        patch.setenv(name, value)
     folders._s3.cache_clear()
     for path, method in (("moto-api/reset", "POST"), (BUCKET, "PUT")):
         urllib.request.urlopen(urllib.request.Request(f"{address}/{path}", method=method)).close()
@@ -37,3 +37,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     finally:
         folders._s3.cache_clear()
         server.stop()
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URI of a bucket that is empty."""
+    with store(monkeypatch) as uri:
+        yield uri

@@ -98,6 +98,7 @@ class Network:
         self._bridge = f"lqb{self._number}"
         # Another process may have hosts at the same time: few numbers share a part.
         self._part = f"10.{200 + self._number // 250 % 50}.{self._number % 250}"
+        self.bridge = f"{self._part}.254"  # the address of this process
         self.hosts = [
             Host(f"{self._part}.{n + 1}", f"lq{self._number}-{n}", f"lqv{self._number}-{n}")
             for n in range(count)
@@ -106,7 +107,7 @@ class Network:
     def __enter__(self) -> Network:
         try:
             _run("ip", "link", "add", self._bridge, "type", "bridge")
-            _run("ip", "address", "add", f"{self._part}.254/24", "dev", self._bridge)
+            _run("ip", "address", "add", f"{self.bridge}/24", "dev", self._bridge)
             _run("ip", "link", "set", self._bridge, "up")
             for host in self.hosts:
                 self._make(host)

@@ -20,8 +20,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from lake.history import write_history
-from lake.test_past import _as_the_world as _as_the_world
-from lake.test_past import lived
+from lake.test_past import _as_the_world, lived
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past, rebuilding
 from lakequeue.lake.past import Moment
@@ -30,12 +29,18 @@ from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.channel import next_word
 from lakequeue.mesh.facts import MeshFacts, Peer, peers_of
+from lakequeue.protocol import folders
+from lakequeue.protocol.folders import folder
 from lakequeue.protocol.state_files import read_state, restore, state_file, step_of, write_state
 from lakequeue.replica.driver import Snapshot
 from lakequeue.sinks.snapshots import slices
 from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home.home_folder import HomeFolder
 from loop.memory import HOME, Some
+from pyarrow.fs import copy_files
+from s3_store import BUCKET, bucket
+
+__all__ = ["_as_the_world", "bucket"]
 
 
 class Restored(DictStore):
@@ -227,6 +232,29 @@ def test_R3_in_its_place(tmp_path: Path) -> None:
     assert sorted(p.name for p in home.iterdir()) == [
         "kafka", "lakequeue.json", "rebuilt", "tables"
     ]  # fmt: skip
+    assert HomeFolder(home).problem("real-time") == ""
+    assert New(home, walk).seen() == looked_at(walk)
+
+
+def test_R3_tables_and_checkpoints_on_an_object_store(bucket: str, tmp_path: Path) -> None:
+    """Of which the home knows the address: what is there is read there, and what is lost is gone
+    there."""
+    walk, store = lived(5, 80), folder(bucket)
+    home = write_history(walk.world, tmp_path / "home", walk.saved)
+    copy_files(str(home / "tables"), f"{BUCKET}/tables", destination_filesystem=folders._s3())
+    shutil.rmtree(home / "tables")
+    places = {name: f"{bucket}/{name}" for name in ("tables", "checkpoints")}
+    about = json.loads((home / "lakequeue.json").read_text()) | {"places": places}
+    (home / "lakequeue.json").write_text(json.dumps(about))
+    checkpoint = store / "checkpoints" / "checkpoint"
+    (checkpoint / HOME.name / "commits" / "0").write_bytes(b"v1")
+    with pytest.raises(LakequeueError, match=f"{bucket}/checkpoints has a checkpoint"):
+        rebuild(home, home)
+    checkpoint.remove()
+    (made,) = rebuild(home, home)
+    assert made.messages == len(looked_at(walk))
+    assert not any((store / "checkpoints").glob("*/metadata"))
+    assert not any((home / "tables").glob("*/_delta_log"))
     assert HomeFolder(home).problem("real-time") == ""
     assert New(home, walk).seen() == looked_at(walk)
 
