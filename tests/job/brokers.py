@@ -1,38 +1,25 @@
-"""Two brokers, a queue `orders-<name>` on each, and traffic through all of them."""
+"""Three brokers, a queue `orders-<name>` on each, and traffic through two of them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
 
-import lakequeue
 import psutil
 from job.processes import loop_workers
 from job.traffic import Traffic
 from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
-BROKERS = ("a", "b")
+BROKERS = ("a", "b", "c")
+BUSY = BROKERS[:2]
 
 
-def define_queues(url: str) -> None:
-    """A queue on each broker."""
-    for broker in BROKERS:
-        with lakequeue.connect(url, broker=broker) as connection:
-            connection.admin().define(
-                {
-                    "name": f"orders-{broker}", "message_type": "text", "type": "LocalQueue",
-                    "broker": broker,
-                    "max_per_subscription_backlog": 50,
-                }
-            )  # fmt: skip
-
-
-def traffics(url: str) -> dict[str, Traffic]:
-    """Traffic on each broker's queue."""
+def traffics(url: str, per_second: float = 5) -> dict[str, Traffic]:
+    """Traffic on the queues of two brokers, each by its own."""
     return {
-        broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=5)
-        for i, broker in enumerate(BROKERS)
+        broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=per_second)
+        for i, broker in enumerate(BUSY)
     }
 
 

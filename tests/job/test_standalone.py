@@ -1,13 +1,15 @@
-"""Two brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
-submitted; driver, executors and Python workers are processes of their own. Where one may make them,
-Kafka, the driver and each worker are on hosts of their own, with links that are cut and slowed.
-Kafka asks for credentials, over TLS: only the driver and the clients have a file that says them.
-Who has none, or wrong ones, is told so in one sentence, at once.
+"""Three brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
+submitted; driver, executors and Python workers are processes of their own, and tables and
+checkpoints are on an S3 store. Where one may make them, Kafka, the driver and each worker are on
+hosts of their own, with links that are cut and slowed. Kafka asks for credentials, over TLS: only
+the driver and the clients have a file that says them. Who has none, or wrong ones, is told so in
+one sentence, at once.
 
-Under traffic links are cut on one way and on both, an executor is lost, and another is told to
-leave (a node is drained, a spot instance taken back). Nothing is lost, what comes twice says so,
-and the log of each broker has every step once: a worker that was cut off or frozen, and whose
-broker steps elsewhere by then, is fenced and says nothing.
+Each broker is a client of the others (M1–M6). Under traffic one dies, links are cut on one way and
+on both, an executor is lost, and another is told to leave (a node is drained, a spot instance taken
+back). Nothing is lost, what comes twice says so, and the log of each broker has every step once: a
+worker that was cut off or frozen, and whose broker steps elsewhere by then, is fenced and says
+nothing. (What brokers say to each other: `tests/mesh`; brokers that come and go: `test_damage.py`.)
 """
 
 from __future__ import annotations
@@ -23,123 +25,58 @@ from pathlib import Path
 import lakequeue
 import psutil
 import pytest
-from job.brokers import BROKERS, define_queues, traffics, workers
+from job.brokers import BROKERS, traffics
+from job.cluster_home import VPNS, Home
 from job.hosts import Host, Network, NoNetwork
-from job.output_audit import UNTRIMMED, steps_say
-from job.processes import EngineProcess, gone, thaw, until
+from job.output_audit import steps_say
+from job.processes import SLOWER, gone, thaw, until
 from job.secured import (
     KEY,
-    SecuredKafka,
     nothing_beyond_its_vpn,
     nothing_without_the_right,
     one_message,
     settings_file,
 )
-from job.standalone import Standalone
 from job.tables import check_tables
 from job.traffic import Traffic, drain
 from lakequeue.client.kafka import LIBRARIES
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming.bridges.home_copier import HomeCopier
+from s3_store import store
 
 pytestmark = pytest.mark.job
 
-SETTINGS = (
-    "--set", "lakequeue.batch_s=14", "--set", "spark.decommission.enabled=true",
-    "--set", "lakequeue.tables_interval_s=20", "--set", "lakequeue.history_interval_s=0",
-    # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
-    "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
-    "--set", "spark.executor.heartbeatInterval=2s",
-)  # fmt: skip
-VPNS = ("default", "left", "right")
-CONFIG = f"""
-auth: required
-brokers: [{", ".join(BROKERS)}]
-clients:
-  - {{name: app, key: {{env: APP_KEY}}}}
-  - {{name: app, vpn: left, key: {{env: APP_KEY}}}}
-  - {{name: app, vpn: right, key: {{env: APP_KEY}}}}
-queues:
-  - {{name: orders, message_type: text, max_per_subscription_backlog: 50}}
-  - {{name: orders, vpn: left, message_type: text, max_per_subscription_backlog: 50}}
-  - {{name: others, vpn: left, message_type: text, owner: them, permission: read-only}}
-  - {{name: orders, vpn: right, message_type: text, max_per_subscription_backlog: 50}}
-"""
-SLOTS = 4  # of each executor: room for all brokers and the tables on one
 CUT_S = 4.0
-BACK_S_MAX = 120.0  # how soon is printed
+BACK_S_MAX = 180.0  # how soon is printed
 TOLD_S_MAX = 60.0
 
 Running = dict[str, Traffic]
 
 
-class SubmittedEngine(EngineProcess):
-    """`lakequeue submit` in client mode: the same engine, with spark-submit's Java before its
-    Python. It has its jars, and SIGTERM to the command ends the driver in order."""
-
-    def command(self, bootstrap: str) -> list[str]:
-        return ["submit", "--bootstrap", bootstrap]
-
-
-class Home:
-    """Kafka, the cluster and the engine. hosts: of Kafka, of the driver, and of each worker; by
-    default all are on this one."""
-
-    def __init__(self, folder: Path, hosts: list[Host], patch: pytest.MonkeyPatch) -> None:
-        (folder / "queues.yaml").write_text(CONFIG)
-        on = [host() for host in hosts[:2]] or [contextlib.nullcontext()] * 2
-        address = hosts[0].address if hosts else "127.0.0.1"
-        self.kafka = SecuredKafka(folder / "kafka", host=address)
-        with on[0]:
-            self.kafka.start()
-        for user in ("engine", "left", "right"):
-            self.kafka.add_user(user)
-        self.kafka.allow_engine(VPNS, BROKERS)
-        for vpn in ("left", "right"):
-            self.kafka.allow_client(vpn, vpn)
-        self.cluster = Standalone(folder, 2, SLOTS, hosts[1:])
-        own = settings_file(folder, "SCRAM-SHA-512", certificate=self.kafka.certificate)
-        patch.setenv(VARIABLE, str(own))  # behind the cluster's start, which does not know it
-        patch.setenv("APP_KEY", KEY)
-        patch.setenv("LAKEQUEUE_CLIENT_KEY", f"app:{KEY}")
-        with on[1]:
-            self.engine = SubmittedEngine(
-                self.kafka.encrypted, folder / "home", folder / "queues.yaml",
-                *self.cluster.settings(), *UNTRIMMED, *SETTINGS,
-            )  # fmt: skip
-
-    @property
-    def logs(self) -> list[Path]:
-        """Of the engine, and of all processes of the cluster."""
-        folder = self.engine.home.parent
-        executors = folder.glob("worker-*/*/*/std*")
-        return [*self.engine.home.glob("*.log"), *folder.glob("*.log"), self.engine.log, *executors]
-
-    def kill(self) -> None:
-        """All of it."""
-        self.engine.kill()
-        self.cluster.kill()
-        self.kafka.stop()
-
-
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[list[Host] | str]:
-    """Or why there are none."""
+def network() -> Iterator[Network | str]:
+    """Or why there is none."""
     with contextlib.ExitStack() as stack:
         try:
-            found: list[Host] | str = stack.enter_context(Network(4)).hosts
+            found: Network | str = stack.enter_context(Network(4))
         except NoNetwork as error:
             found = f"no network of one's own can be made here: {error}"
         yield found
 
 
 @pytest.fixture(scope="module")
-def home(hosts: list[Host] | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    folder = tmp_path_factory.mktemp("standalone")
-    with pytest.MonkeyPatch.context() as patch:
-        home = Home(folder, [] if isinstance(hosts, str) else hosts, patch)
+def home(network: Network | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    there = isinstance(network, Network)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        store(patch, network.bridge if there else "127.0.0.1") as bucket,
+    ):
+        hosts = network.hosts if there else []
+        home = Home(tmp_path_factory.mktemp("standalone"), hosts, bucket, patch)
         try:
             home.engine.wait_ready()
             yield home
@@ -174,7 +111,7 @@ def test_everybody_has_credentials(
     )  # fmt: skip
     assert '"orders"' in told.stdout, told.stderr
     monkeypatch.delenv(VARIABLE)
-    check_tables(home.engine.home / "tables", kafka.bootstrap_servers, ids, VPNS)
+    check_tables(home.tables, kafka.bootstrap_servers, ids, VPNS)
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -241,18 +178,74 @@ def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
         assert len(sentence) < 400
 
 
+def test_each_broker_steps_in_its_own_worker(home: Home) -> None:
+    assert sorted(home.workers()) == list(BROKERS)
+    for broker in BROKERS:
+        logged = read_steps(kafka_client(home.kafka.encrypted, "look"), f"{broker}.steps", 0)
+        assert any(r.inputs for _, r in logged), "only the live driver says what a step took"
+        with lakequeue.connect(home.url, broker=broker) as there:
+            seen = {q["name"]: q["broker"] for q in there.admin().queues()}
+            assert [seen[f"orders-{name}"] for name in BROKERS] == list(BROKERS)
+            known = there.admin().brokers()
+        assert [(b["name"], b["number"], b["state"]) for b in known] == [
+            (name, at, "running") for at, name in enumerate(BROKERS)
+        ]
+
+
+def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
+    """So many messages of a queue, each acknowledged, and then none."""
+    found = []
+    with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
+        while len(found) < count:
+            message = consumer.receive(timeout=BACK_S_MAX)
+            assert message is not None, f"{queue}: {len(found)} of {count}"
+            message.ack()
+            found.append(message)
+        assert consumer.receive(timeout=1) is None
+    return found
+
+
+def test_H4_S1_one_broker_dies_and_the_clients_of_the_others_notice_nothing(home: Home) -> None:
+    """Two have traffic of their own, and one of them sends to a queue of the dead one all the
+    time: it is told at once that it is stored. So it is with what matches on all three, and what
+    moves between two hosts. (Deaths of several, at any point: `tests/sim`.)"""
+    running = traffics(home.url, per_second=10)
+    go_on(running)
+    with (
+        lakequeue.connect(home.url, broker="a") as near,
+        lakequeue.connect(home.url, broker="b") as other,
+    ):
+        producer = near.producer()
+        before = home.workers()
+        ids = [producer.send("orders-c", b"0").message_id]
+        before["c"].kill()
+        begun = time.monotonic()
+        ids += [producer.send("orders-c", b"%d" % at).message_id for at in range(1, 40)]
+        news = [producer.send("news/x", b"%d" % at).message_id for at in range(20)]
+        spread = {producer.send("spread", b"%d" % at).message_id for at in range(20)}
+        assert time.monotonic() - begun < 15 * SLOWER, "who sends waits for the dead one"
+        for traffic in running.values():
+            traffic.goes_on(15, 15)
+        assert [m.id for m in take(near, "orders-c", 40)] == ids
+        for queue in ("one", "two", "three"):
+            assert [m.id for m in take(near, queue, 20)] == news
+        assert {m.id for m in take(other, "spread", 20)} == spread
+        after = home.workers()
+    assert {b for b in BROKERS if before[b] != after[b]} == {"c"}
+    for traffic in running.values():
+        drain(traffic)
+
+
 def test_links_are_cut_an_executor_is_lost_and_another_leaves(
-    hosts: list[Host] | str, home: Home
+    network: Network | str, home: Home
 ) -> None:
     """The last test of this home."""
-    url = f"kafka://{home.kafka.encrypted}"
-    define_queues(url)
-    running = traffics(url)
+    running = traffics(home.url)
     go_on(running)
-    if isinstance(hosts, str):
-        an_executor_dies(home.cluster, running)
+    if isinstance(network, str):
+        an_executor_dies(home, running)
     else:
-        links_are_cut(home, hosts, running)
+        links_are_cut(home, network.hosts, running)
     until(lambda: len(home.cluster.executors()) == 2, 60, "another executor takes its place")
     an_executor_leaves(home, running)
     for traffic in running.values():
@@ -261,15 +254,9 @@ def test_links_are_cut_an_executor_is_lost_and_another_leaves(
         drain(traffic)
     for number, broker in enumerate(BROKERS):  # no step is missing, or stands there twice
         steps_say(home.kafka.encrypted, home.engine.home, broker, number)
-    assert home.engine.terminate() == 0
-    assert home.engine.said[-1]["event"] == "goodbye"
-    assert "Traceback" not in home.engine.errors()
-    for log in home.logs:
-        text = log.read_text(errors="replace")
-        assert "quoted" not in text, log  # the password
-        assert KEY not in text, log
-    if isinstance(hosts, str):
-        pytest.skip(f"an executor died and another left, but no link was cut: {hosts}")
+    ends_in_order(home)
+    if isinstance(network, str):
+        pytest.skip(f"an executor died and another left, but no link was cut: {network}")
 
 
 def go_on(running: Running) -> float:
@@ -287,7 +274,7 @@ def links_are_cut(home: Home, hosts: list[Host], running: Running) -> None:
 
     def there() -> Host:
         """Where the broker steps now: Spark chooses, and may choose one executor for both."""
-        words = executor_of_first(home.cluster).cmdline()
+        words = executor_of_first(home).cmdline()
         return next(host for host in executors if host.address in words)
 
     one = there()
@@ -315,18 +302,18 @@ def executor_of(worker: psutil.Process, executors: list[psutil.Process]) -> psut
     return next(e for e in executors if e.pid in above)
 
 
-def executor_of_first(cluster: Standalone) -> psutil.Process:
+def executor_of_first(home: Home) -> psutil.Process:
     """The executor on which the first broker steps."""
-    found = until(lambda: workers(cluster.family()).get(BROKERS[0]), 30, "it steps")
-    return executor_of(found, cluster.executors())
+    found = until(lambda: home.workers().get(BROKERS[0]), 30, "it steps")
+    return executor_of(found, home.cluster.executors())
 
 
-def an_executor_dies(cluster: Standalone, running: Running) -> None:
+def an_executor_dies(home: Home, running: Running) -> None:
     """One of its Python workers is frozen before, and goes on when its broker steps elsewhere: two
     attempts of one broker, of which only one is heard."""
-    zombie = workers(cluster.family())[BROKERS[0]]
+    zombie = home.workers()[BROKERS[0]]
     zombie.send_signal(signal.SIGSTOP)
-    executor_of(zombie, cluster.executors()).kill()
+    executor_of(zombie, home.cluster.executors()).kill()
     print(f"an executor died: back after {go_on(running):.1f} s")
     thaw(zombie)
 
@@ -342,8 +329,22 @@ def an_executor_leaves(home: Home, running: Running) -> None:
         return len([end for end in ends if "has taken no step" not in end])
 
     failed = failures()
-    leaves = executor_of_first(home.cluster)
+    leaves = executor_of_first(home)
     leaves.send_signal(signal.SIGPWR)
     until(lambda: gone(leaves), 60, "it has left")
     go_on(running)
     assert failures() == failed
+
+
+def ends_in_order(home: Home) -> None:
+    """It says so, nobody said a secret, and what it wrote is in the store."""
+    assert home.engine.terminate() == 0
+    assert home.engine.said[-1]["event"] == "goodbye"
+    assert "Traceback" not in home.engine.errors()
+    for log in home.logs:
+        text = log.read_text(errors="replace")
+        assert "quoted" not in text, log  # the password
+        assert KEY not in text, log
+    assert any((home.store / "checkpoints" / "checkpoint" / "a").glob("commits/*"))
+    assert not (home.engine.home / "checkpoint").exists()
+    assert not any((home.engine.home / "tables").glob("*/_delta_log"))

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import lakequeue
 from lakequeue.client.kafka import open_kafka
 from lakequeue.protocol import commands
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -23,7 +23,7 @@ EPOCH = 7  # as in worker.py
 class LoopOnKafka:
     """One Kafka, and the workers that served it one after the other."""
 
-    kafka: EmbeddedKafka
+    kafka: Any  # `EmbeddedKafka`, or several nodes
     folder: Path
     workers: list[subprocess.Popen[str]] = field(default_factory=list)
 
