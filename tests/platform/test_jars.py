@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -379,52 +378,3 @@ def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Pat
     bad = kafka.archive.options(java, jars)
     assert f"-XX:SharedArchiveFile={path}" in bad
     assert "shared" not in run(bad).lower(), "it is not a word of Java's"
-
-
-JAVA_ALONE = """
-import sys
-from pathlib import Path
-from pyspark import SparkConf
-from pyspark.java_gateway import launch_gateway
-from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.java import JavaArchive
-from lakequeue.streaming.spark import spark_session as ours
-archive = JavaArchive("spark", Path(sys.argv[1]))
-settings = ours.spark_settings(master="local[1]", jars=ensure_jars().spark)
-ours._add_archive(settings, archive, ours._prepare_environment("local[1]"))
-java = launch_gateway(SparkConf(loadDefaults=False).setAll(settings.items()))
-print(archive.path, java.jvm.java.lang.System.getProperty("java.class.path"))
-java.shutdown()
-java.proc.stdin.close()
-java.proc.wait(60)
-"""
-SESSION = """
-import sys
-from pathlib import Path
-from lakequeue.streaming.jars import ensure_jars
-from lakequeue.streaming.java import JavaArchive
-from lakequeue.streaming.spark.spark_session import spark_session
-archive = JavaArchive("spark", Path(sys.argv[1]))
-spark = spark_session("test", master="local[1]", jars=ensure_jars().spark, archive=archive)
-java = spark.sparkContext._gateway.proc.pid
-print(archive.class_path, str(archive.path) in Path(f"/proc/{java}/maps").read_text())
-spark.stop()
-"""
-
-
-@pytest.mark.job
-def test_sparks_java_maps_it(with_jars: Path, tmp_path: Path) -> None:
-    """The first Java has the same options, and lists its classes, without a session."""
-
-    def run(program: str) -> list[str]:
-        command = [sys.executable, "-c", program, str(tmp_path / "spark.classes")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=180)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.split()
-
-    archive = JavaArchive("spark", tmp_path / "spark.classes")
-    path, archive.class_path = run(JAVA_ALONE)
-    archive._java, archive.path = java_executable(), Path(path)
-    shorten(tmp_path / "spark.classes")
-    archive.make()
-    assert run(SESSION)[-2:] == [archive.class_path, "True"]
