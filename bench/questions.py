@@ -19,9 +19,10 @@ import msgspec
 import pyarrow as pa
 
 from ..definitions import parse_definition
-from ..lake import open_lake, trace
+from ..lake import TABLES, open_lake, trace
 from ..protocol.journal import Journal, JournalSegment
 from ..protocol.journal_encoding import encode
+from ..protocol.table_format import SCHEMA, SCHEMA_VERSION
 from ..sinks.table_batch import journal_rows
 from .subcommands import messages as messages_option
 
@@ -82,6 +83,9 @@ def _write(home: Path, messages: int) -> int:
             deltalake.write_deltalake(home / "tables" / "journal", table, mode="append")
             rows, waiting = rows + len(table), []
     deltalake.write_deltalake(home / "tables" / "messages", _messages(messages))
+    for name in TABLES:
+        alter = deltalake.DeltaTable(home / "tables" / name).alter
+        alter.set_table_properties({SCHEMA: str(SCHEMA_VERSION)}, raise_if_not_exists=False)
     return rows
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from lakequeue.bench import bridge_cost, core
+from lakequeue.bench import bridge_cost, core, questions
 from lakequeue.bench.burst import elsewhere, max_step_ms
 from lakequeue.bench.harness import percentile
 from lakequeue.bench.idle_queues import BATCH_S, step_figures
@@ -90,6 +90,12 @@ def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
     assert step_figures(batches, since=9.9) == {"step_ms": 0.5, "steps": 40}
     with pytest.raises(LakequeueError, match="Nothing was measured"):
         step_figures(batches[:1], since=9.9)
+
+
+def test_every_question_to_the_tables_has_an_answer() -> None:
+    rows = questions.run(20, say=print)
+    assert [row["question"] for row in rows] == [*questions.QUESTIONS, "trace"]
+    assert {row["messages"] for row in rows} == {20}
 
 
 @pytest.mark.parametrize("bench", [bridge_cost, core])
