@@ -25,6 +25,7 @@ from ..protocol.bounds import YEAR_9999_ENDS_MS
 from ..protocol.messages import RUN_MAX, count_of
 from ..protocol.table_format import NO_RUN
 from ..protocol.wire import STEP, headers_json
+from ..sources.offset_ranges import batch_of
 from ..sources.step_batch import header_columns
 
 # Every reader of timestamps knows the years 1 to 9999.
@@ -61,15 +62,11 @@ def records_of(messages: list[Any], ids: Mapping[str, str]) -> pa.RecordBatch:
     stamps = np.array([m.timestamp()[1] for m in messages], np.int64)
     times = np.clip(stamps, TIME_MS_BEGIN, TIME_MS_END)
     columns = [
-        pa.array([m.topic() for m in messages]),
-        pa.array([m.partition() for m in messages], pa.int32()),
-        pa.array([m.offset() for m in messages], pa.int64()),
-        pa.array(times * 1000).cast(RECORDS.field("time").type),
-        pa.array(keys, pa.binary()), pa.array(values, pa.binary()), pa.array(metas, pa.string()),
-        pa.array(rests, pa.string()), pa.array(runs, pa.int32()), pa.array(steps, pa.string()),
-        pa.array([ids.get(m.topic()) or None for m in messages], pa.string()),
+        [m.topic() for m in messages], [m.partition() for m in messages],
+        [m.offset() for m in messages], times * 1000, keys, values, metas, rests, runs, steps,
+        [ids.get(m.topic()) or None for m in messages],
     ]  # fmt: skip
-    return pa.RecordBatch.from_arrays(columns, schema=RECORDS)
+    return batch_of(columns, RECORDS)
 
 
 def _is_text(value: bytes) -> bool:

@@ -149,14 +149,11 @@ _is_lowered = False
 def message_rows(batch: pa.RecordBatch) -> pa.Table:
     """A row for each message of the records."""
     record, item, payload = run_items(batch["value"], batch["run"])
-    of_record = batch.select(
-        ["topic", "partition", "offset", "time", "key", "lq", "headers", "topic_id"]
-    )
-    rows = of_record.take(pa.array(record))
-    columns = {name: rows[name] for name in ("topic", "partition", "offset")}
-    columns["item"] = pa.array(item.astype(np.int32))
-    columns |= {"time": rows["time"], "key": rows["key"], "payload": payload}
-    return pa.table(columns | {name: rows[name] for name in ("lq", "headers", "topic_id")})
+    rows = batch.drop_columns(["value", "run", "step"]).take(pa.array(record))
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True))
+    columns |= {"item": pa.array(item.astype(np.int32)), "payload": payload}
+    names = ("topic", "partition", "offset", "item", "time", "key", "payload", "lq", "headers")
+    return pa.table({name: columns[name] for name in (*names, "topic_id")})
 
 
 # ---------------------------------------------------------------- the journal

@@ -19,7 +19,7 @@ from ..protocol.kafka_settings import for_spark, kafka_settings
 from ..protocol.mesh_messages import slices
 from ..protocol.messages import Records
 from ..state import Batch
-from .planned_source import FORMAT, PlannedRecords
+from .planned_source import COLUMNS, FORMAT, PlannedRecords
 from .step_batch import goes_first, in_order
 
 RECORDS_PER_BATCH = 5_000
@@ -108,9 +108,6 @@ def input_rows(commands: DataFrame, publishes: DataFrame, broker: str) -> DataFr
     return rows.select(f.lit(broker).alias("broker"), "*", now_column().alias("now"))
 
 
-_NAMES = ("topic", "partition", "offset", "timestamp", "key", "value", "meta", "headers")
-
-
 def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     """The batch of a broker, and its time (epoch ms).
 
@@ -118,7 +115,9 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     offset, the engine's instructions first.
     """
     parts = list(frames)
-    columns = {name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in _NAMES}
+    columns = {
+        name: np.concatenate([frame[name].to_numpy() for frame in parts]) for name in COLUMNS.names
+    }
     found, codes = np.unique(columns["topic"].astype(str), return_inverse=True)
     names = sorted(found, key=in_order)
     codes = np.searchsorted(found, names).argsort()[codes]
@@ -153,4 +152,4 @@ def _cut(records: Records, bytes_max: int, rows_max: int) -> list[Records]:
 
 
 def _records(columns: dict[str, np.ndarray], order: np.ndarray) -> Records:
-    return Records(*(columns[name][order].tolist() for name in _NAMES))
+    return Records(*(columns[name][order].tolist() for name in COLUMNS.names))

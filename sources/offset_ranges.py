@@ -14,17 +14,21 @@ from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from pyspark.sql import SparkSession
 
 from ..protocol import topics
 from ..protocol.errors import LakequeueError, NotConnected
 from .live_reader import consumer_settings
+from .same_topic import IDS
 from .step_batch import PartitionId
 
 Ranges = Mapping[PartitionId, tuple[int, int]]
 """For each partition the first offset of a batch, -2 for its beginning, and the one after its
 last."""
+
+Offsets = Mapping[str, Any]  # Spark's form: `{"topic": {"0": 123}}`
 
 BEGINNING = -2
 WAIT_S_MAX = 30.0
@@ -62,12 +66,14 @@ def scan_of(spark: SparkSession, query: str) -> Scan:
             if leaf.nodeName() == "MicroBatchScan":
                 begin, end = json.loads(leaf.start().json()), json.loads(leaf.end().json())
                 rows = leaf.metrics().apply("numOutputRows")
-                return Scan(_places(begin), _places(end), rows)
+                return Scan(places_of(begin), places_of(end), rows)
     raise LakequeueError(f"query {query!r}: none of its batches reads Kafka")
 
 
-def _places(offsets: dict[str, dict[str, int]]) -> dict[PartitionId, int]:
-    return {(t, int(n)): at for t, partitions in offsets.items() for n, at in partitions.items()}
+def places_of(offsets: Offsets) -> dict[PartitionId, int]:
+    """Spark's form of offsets as ours."""
+    places = {name: partitions for name, partitions in offsets.items() if name != IDS}
+    return {(t, int(n)): at for t, partitions in places.items() for n, at in partitions.items()}
 
 
 # ---------------------------------------------------------------- a worker
@@ -119,6 +125,12 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
                     raise NotConnected(f"{_some(left)} did not arrive within {WAIT_S_MAX:.0f} s")
     finally:
         consumer.close()
+
+
+def batch_of(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
+    """Columns of plain values as a batch of this schema."""
+    arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _is_wanted(

@@ -24,21 +24,18 @@ import pyarrow as pa
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.types import StructType
 
 from ..protocol.errors import NotConnected
 from .live import kafka_client
-from .offset_ranges import BEGINNING, Ranges, read_ranges
+from .offset_ranges import BEGINNING, Offsets, Ranges, batch_of, places_of, read_ranges
 from .same_topic import IDS, TopicsNow, changed, gone_back, ids_of
 from .step_batch import PartitionId, header_columns
 
 FORMAT = "lakequeue-kafka"
-SCHEMA = (
-    "topic STRING, `partition` INT, `offset` LONG, timestamp LONG, key BINARY, value BINARY, "
-    "meta BINARY, headers STRING"
-)
-_COLUMNS = pa.schema(
+COLUMNS = pa.schema(
     [
         ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
         ("timestamp", pa.int64()), ("key", pa.binary()), ("value", pa.binary()),
@@ -48,7 +45,6 @@ _COLUMNS = pa.schema(
 SIZES_S = 5.0  # a new partition is noticed within this time
 BEHIND_S = 5.0  # a Kafka broker that has just become leader may report an older end for a moment
 NOTHING: Mapping[str, str] = MappingProxyType({})
-Offsets = Mapping[str, Any]
 
 
 class PlannedRecords(DataSource):
@@ -59,9 +55,9 @@ class PlannedRecords(DataSource):
         """The name in `format`."""
         return FORMAT
 
-    def schema(self) -> str:
+    def schema(self) -> StructType:
         """The columns. A time is a number here: any that Kafka has fits."""
-        return SCHEMA
+        return from_arrow_schema(COLUMNS)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `readStream`."""
@@ -180,8 +176,7 @@ def columns_of(messages: list[Any]) -> pa.RecordBatch:
         [m.key() for m in messages], [m.value() for m in messages],
         [meta for meta, _, _ in headers], [rest for _, rest, _ in headers],
     ]  # fmt: skip
-    arrays = [pa.array(c, f.type) for c, f in zip(columns, _COLUMNS, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=_COLUMNS)
+    return batch_of(columns, COLUMNS)
 
 
 def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int]) -> Ranges:
@@ -193,12 +188,6 @@ def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int
         if begin != end and end > 0:
             found[place] = (begin if begin < end else BEGINNING, end)
     return found
-
-
-def places_of(offsets: Offsets) -> dict[PartitionId, int]:
-    """Spark's form of offsets as ours."""
-    places = {name: partitions for name, partitions in offsets.items() if name != IDS}
-    return {(t, int(n)): at for t, partitions in places.items() for n, at in partitions.items()}
 
 
 def as_offsets(
