@@ -106,8 +106,8 @@ class SnapshotWriter:
         whole = pages is None
         if pages is None:
             pages = self._whole(broker, batch)
-        known, since = (last.crcs, last.step) if last is not None else ({}, 0)
-        self._append(broker, batch, at, own, pages, None if whole else last, known, since)
+        before = last or _Last(NO_BATCH, 0, {}, 0)
+        self._append(broker, batch, at, own, pages, before, whole)
 
     def write_states(self) -> None:
         """Write the states in files that the table does not have. A missing file belonged to an
@@ -141,28 +141,23 @@ class SnapshotWriter:
             self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
 
     def _append(
-        self, broker: str, batch: int, at: Position, own: bytes, pages: DataFrame,
-        before: _Last | None, known: dict[str, int], since: int,
+        self, broker: str, batch: int, at: Position, own: bytes, pages: DataFrame, before: _Last,
+        whole: bool,
     ) -> None:  # fmt: skip
-        """known: the pages of the snapshot before, if there was one, with their crcs; since: its
-        step."""
         pages.persist()
         try:
-            crcs = dict(before.crcs) if before is not None else {}
+            crcs = {} if whole else dict(before.crcs)
             for row in pages.select("page", "crc").collect():
                 if row.crc is None:
                     crcs.pop(row.page, None)
                 else:
                     crcs[row.page] = row.crc
-            short = _without_blocks(pages, known) if before is None else pages
-            rows = self._refer(broker, short, (since, at.step))
-            self._append_rows(
-                rows.unionByName(self._closing(own, crcs)), broker, batch, at, whole=before is None
-            )
+            short = _without_blocks(pages, before.crcs) if whole else pages
+            rows = self._refer(broker, short, (before.step, at.step))
+            self._append_rows(rows.unionByName(self._closing(own, crcs)), broker, batch, at, whole)
         finally:
             pages.unpersist()
-        length = 1 if before is None else before.length + 1
-        self._last[broker] = _Last(batch, at.step, crcs, length)
+        self._last[broker] = _Last(batch, at.step, crcs, 1 if whole else before.length + 1)
 
     def _closing(self, own: bytes, crcs: dict[str, int]) -> DataFrame:
         row = "", own, sum(crcs.values()) % CRC_MODULUS
