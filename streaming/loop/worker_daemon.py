@@ -14,8 +14,6 @@ application, after the daemon.
 
 from __future__ import annotations
 
-import gc
-
 DAEMON = "lakequeue.streaming.loop.worker_daemon"
 
 
@@ -27,11 +25,10 @@ def load() -> None:
     import pyspark.worker  # noqa: F401
 
     from . import loop, processor, realtime  # noqa: F401
-    from .worker_process import keep_free_memory
+    from .worker_process import collect_garbage_rarely, keep_free_memory
 
     keep_free_memory()
-    # no worker's garbage collector looks through these objects again, so their memory stays shared
-    gc.freeze()
+    collect_garbage_rarely()
 
 
 if __name__ == "__main__":

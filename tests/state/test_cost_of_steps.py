@@ -3,6 +3,7 @@ over many steps (L13, R6). Pages and rows are counted, never time."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -204,6 +205,21 @@ def test_F1_F2_F3_a_steps_cost_does_not_grow_with_idle_consumers(
             cost_of_ack, _ = lines(steps, Batch(steps.command_records([ack])))
         cost.append(took + cost_of_ack)
     assert cost[1] <= cost[0] + 10, f"{cost} lines"
+
+
+def test_steps_make_no_cycles_of_objects() -> None:
+    """So a worker may search for garbage rarely (`collect_garbage_rarely`)."""
+    steps = Steps(checked=False)
+    steps.run([define(), subscribe("s")])
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(30):
+            sent = steps.run(publishes=[("orders", b"{}"), ("nobody", b"{}"), ("orders", b"?")])
+            steps.run([c.Ack(queue="orders", ids=str(i)) for i in (*delivered(sent), "x")])
+        assert gc.collect() < 30
+    finally:
+        gc.enable()
 
 
 # ---------------------------------------------------------------- looks
