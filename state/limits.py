@@ -6,7 +6,6 @@ does at most this much; the next step goes on with the rest.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,34 +81,16 @@ class Limits:
                 raise ValueError(f"{name}: {value} – allowed is {low} or more")
 
 
-def beside(limits: Limits, records: int) -> Limits:
-    """The limits for a step with this many records.
+def divisor(limits: Limits, records: int) -> int:
+    """By how much a step with this many records divides its bulk, due and merge limits.
 
     The sender of a few records waits for the whole step, but must not wait for a million other
     messages to expire. Still, more rows can leave than come in: a record has eight messages at
     most. A step without records is bounded too: a record may arrive just after it began.
     """
-    by = limits.beside
-    if not records or limits.due_rows < 16 * records * by:
-        by = min(by, max(limits.due_rows // (16 * records), 1) if records else limits.alone)
-    cached = _divided.get((id(limits), by))
-    if cached is None or cached[0] is not limits:
-        cached = _divided[id(limits), by] = limits, _divide(limits, by)
-    return cached[1]
-
-
-# By identity: hashing all limits would cost more than many a step.
-_divided: dict[tuple[int, int], tuple[Limits, Limits]] = {}
-
-
-def _divide(limits: Limits, by: int) -> Limits:
-    return dataclasses.replace(
-        limits,
-        bulk_rows=max(limits.bulk_rows // by, 1),
-        bulk_bytes=max(limits.bulk_bytes // by, 1),
-        due_rows=max(limits.due_rows // by, 1),
-        merge_rows=max(limits.merge_rows // by, 1),
-    )
+    if not records:
+        return min(limits.beside, limits.alone)
+    return min(limits.beside, max(limits.due_rows // (16 * records), 1))
 
 
 class Budget(msgspec.Struct):

@@ -29,7 +29,7 @@ def act_on_deadlines(broker: Broker) -> None:
     due = broker.due_queues(broker.limits.due_names)
     if not due:
         return
-    budget = Budget(broker.limits.due_rows)
+    budget = Budget(broker.part(broker.limits.due_rows))
     again = Budget(broker.limits.again_rows, broker.limits.again_bytes)
     for at, queue in enumerate(due):
         if queue.header.deleted or queue.header.faulted:

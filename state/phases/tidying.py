@@ -37,6 +37,6 @@ def _tidy_cold(broker: Broker, queue: Queue) -> None:
     for runs in (queue.cold, queue.later):
         if runs.is_merging:
             queue.dirty = True
-            if runs.merge(broker.limits.merge_rows):
+            if runs.merge(broker.part(broker.limits.merge_rows)):
                 broker.header.merging.append(queue.number)
                 broker.more_to_do = True

@@ -56,7 +56,7 @@ class Broker:
 
     def __init__(self, store: Store, header: BrokerHeader, home: Home, limits: Limits) -> None:
         self.store, self.header, self.home = store, header, home
-        self.limits = self.all_limits = limits
+        self.limits = limits
         self.now = header.time
         self.spool = Spool.load(store, header.number, header.spool, limits)
         self.queues: dict[int, Queue] = {}
@@ -127,19 +127,25 @@ class Broker:
 
     # ------------------------------------------------------------ a step
 
-    def begin(self, now: int) -> None:
-        """Begin a step. Time never runs backwards."""
+    def begin(self, now: int, divisor: int = 1) -> None:
+        """Begin a step. Time never runs backwards. divisor: see `part`."""
         self.now = max(self.now, now)
+        self._divisor = divisor
         self.outputs: list[Output] = []
         self.journal = Journal(self.header.name, self.header.step, self.now)
         self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
         self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
         self.reconfigured = False
         self.more_to_do = False  # the next step is due at once
-        self.command_budget = Budget(self.limits.command_rows)
-        self.bulk_budget = Budget(self.limits.bulk_rows, self.limits.bulk_bytes)
+        limits = self.limits
+        self.command_budget = Budget(limits.command_rows)
+        self.bulk_budget = Budget(self.part(limits.bulk_rows), self.part(limits.bulk_bytes))
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
+
+    def part(self, most: int) -> int:
+        """What this step may use of a limit of background work (`limits.divisor`)."""
+        return max(most // self._divisor, 1)
 
     def end(self) -> int:
         """End a step; returns when the next one is due, epoch ms, or NEVER."""
@@ -465,8 +471,8 @@ class Broker:
             first = max(page * EVENTS_PER_PAGE - begin, 0)
             part = rows[first : (page + 1) * EVENTS_PER_PAGE - begin]
             self.store.put(f"e/{page}", _encode(part))
-        old = (last - self._new_events - self.all_limits.events) // EVENTS_PER_PAGE - 1
-        for page in range(max(old, 0), (last - self.all_limits.events) // EVENTS_PER_PAGE):
+        old = (last - self._new_events - self.limits.events) // EVENTS_PER_PAGE - 1
+        for page in range(max(old, 0), (last - self.limits.events) // EVENTS_PER_PAGE):
             self.store.delete(f"e/{page}")
         self._new_events = 0
 

@@ -14,7 +14,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Journal, Reply
 from lakequeue.state import Batch, DictStore, Limits
-from lakequeue.state.limits import beside
+from lakequeue.state.limits import divisor
 from rules.steps import REPLY, Steps, define, delivered, subscribe
 from state.counting_store import CountingStore
 
@@ -273,10 +273,12 @@ def test_R6_what_a_browse_passes_over_has_a_budget(fields: dict[str, Any]) -> No
 def test_L13_a_step_that_brings_little_does_little_beside() -> None:
     """And one that brings much does more than that: what comes in and is over can always go."""
     limits = Limits()
-    rows = [beside(limits, records).due_rows for records in (0, 1, 7, 20, 60, 125, 5_000)]
+    rows = [limits.due_rows // divisor(limits, n) for n in (0, 1, 7, 20, 60, 125, 5_000)]
     assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]
     assert all(rows[n] >= 8 * records for n, records in enumerate((0, 1, 7, 20, 60, 125)))
-    assert beside(limits, 1).bulk_rows == 125
+    steps = Steps(limits=limits)
+    steps.step(Batch(steps.command_records([define()])))
+    assert steps.broker.bulk_budget.rows == 125
 
 
 @pytest.mark.parametrize(
