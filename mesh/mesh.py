@@ -214,6 +214,8 @@ class Mesh(Routes):
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
         facts = self.facts
+        if not self.has_met:
+            return NEVER
         if facts.untold or facts.rejoined:
             return 1
         asked = (p.ask_at for p in facts.peers.values() if p.skipped)

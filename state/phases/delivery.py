@@ -8,6 +8,7 @@ or lost its payload. `selection` chooses the receivers.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.outputs import Deliveries
@@ -27,6 +28,7 @@ from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
+_facts = attrgetter("id", "number", "deliveries", "priority", "time", "expires")
 _DELIVER, _REDELIVER = Event.DELIVER, Event.REDELIVER  # reading them from the enum is slow
 
 
@@ -268,19 +270,13 @@ def _emit(
             part = dead_part(row.extras)
             if part is not None:
                 dead[at] = part
+    ids, numbers, counts, priorities, times, ends = map(list, zip(*map(_facts, rows), strict=True))
+    payloads, keys, headers = map(list, zip(*contents, strict=True))
     deliveries = Deliveries(
         queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
-        subscription.framing, lease_ms, broker.header.epoch,
-        ids=[row.id for row in rows],
-        numbers=[row.number for row in rows],
-        counts=[row.deliveries for row in rows],
-        priorities=[row.priority for row in rows],
-        expires=[0 if row.expires == NEVER else row.expires for row in rows],
-        times=[row.time for row in rows],
-        payloads=[content[0] for content in contents],
-        keys=[content[1] for content in contents],
-        headers=[content[2] for content in contents],
-        dead=dead,
+        subscription.framing, lease_ms, broker.header.epoch, False, ids, numbers, counts,
+        priorities, [0 if end == NEVER else end for end in ends], times, payloads, keys, headers,
+        dead,
     )  # fmt: skip
     broker.outputs.append(deliveries)
     return deliveries
