@@ -35,10 +35,12 @@ SCHEMA = pa.schema(
 )
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
 _NAMED = ("vpn", "queue", "event", "subscription", "reason", "topic")
+_kind = attrgetter(*_NAMED)
 _FIELDS = {
     "message_id": "ids", "deliveries": "counts", "partition": "partitions", "offset": "offsets",
     "item": "items", "until": "until",
 }  # fmt: skip
+_ONE_FOR_ALL = ("deliveries", "until")  # a segment may have one value for all its messages
 
 
 def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa.Array:
@@ -46,15 +48,13 @@ def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa
     segments, an array."""
     kind = SCHEMA.field(name).type
     dtype = kind.to_pandas_dtype()
-    has_values = np.array([own is not None and own != [] for own in given], bool)
-    parts = zip(given, lengths.tolist(), strict=True)
-    values = [own if isinstance(own, list) else [own] * n for own, n in parts if own is not None]
-    column = np.fromiter(chain.from_iterable(values), dtype)
-    if name == "until":
-        return pa.array(column, kind, mask=column >= NO_END)
-    if has_values.all():
-        return pa.array(column, kind)
-    is_set = np.repeat(has_values, lengths)
+    if name in _ONE_FOR_ALL:
+        parts = zip(given, lengths.tolist(), strict=True)
+        values = (own if isinstance(own, list) else [own] * n for own, n in parts)
+        column = np.fromiter(chain.from_iterable(values), dtype)
+        return pa.array(column, kind, mask=column >= NO_END if name == "until" else None)
+    column = np.fromiter(chain.from_iterable(filter(None, given)), dtype)  # type: ignore[arg-type]
+    is_set = np.repeat(np.fromiter(map(bool, given), bool), lengths)
     spread = np.zeros(len(is_set), dtype)
     spread[is_set] = column
     return pa.array(spread, kind, mask=~is_set)
@@ -69,10 +69,7 @@ def encode(journal: Journal) -> bytes:
     lengths = np.array([len(s.ids) or 1 for s in segments], np.int64)
     # Few segments differ in their texts, so the texts of equal ones are looked up once.
     kinds: dict[tuple[str, ...], int] = {}
-    codes = [
-        kinds.setdefault((s.vpn, s.queue, s.event, s.subscription, s.reason, s.topic), len(kinds))
-        for s in segments
-    ]
+    codes = [kinds.setdefault(kind, len(kinds)) for kind in map(_kind, segments)]
     kind_of_row = np.repeat(np.array(codes, np.int32), lengths)
     columns: dict[str, pa.Array] = {}
     for at, name in enumerate(_NAMED):
@@ -81,11 +78,10 @@ def encode(journal: Journal) -> bytes:
         columns[name] = pa.DictionaryArray.from_arrays(
             pa.array(np.array(own, np.int32)[kind_of_row]), pa.array(list(texts), pa.string())
         )
-    for name, values in (
-        ("step", [s.step or journal.step for s in segments]),
-        ("time", [s.time or journal.time for s in segments]),
-    ):
-        columns[name] = pa.array(np.repeat(np.array(values, np.int64), lengths))
+    for name in ("step", "time"):
+        values = np.fromiter(map(attrgetter(name), segments), np.int64)
+        values[values == 0] = getattr(journal, name)
+        columns[name] = pa.array(np.repeat(values, lengths))
     columns |= {
         name: _numbers(name, list(map(attrgetter(field), segments)), lengths)
         for name, field in _FIELDS.items()
