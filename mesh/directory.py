@@ -17,7 +17,7 @@ from ..protocol.errors import LakequeueError
 from ..protocol.mesh_messages import Entries, Heard, SaidEntry, SaidTopic
 from ..state.commands.administration import define, delete, shutdown
 from ..state.queue.broker import Broker
-from ..state.rules.routing import add_topic, drop_topic, forget_found, has_topic, set_topics
+from ..state.rules.routing import change_topics, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
@@ -95,7 +95,9 @@ def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
         insort(entry.topics, message.topic)
     queue = broker.find(message.vpn, message.queue)
     if queue is not None:
-        (drop_topic if message.is_gone else add_topic)(broker, queue, message.topic)
+        if has_topic(queue.header.topics, message.topic) == message.is_gone:
+            gone, new = ([message.topic], []) if message.is_gone else ([], [message.topic])
+            change_topics(broker, queue, gone, new)
         if is_there == message.is_gone:
             event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
             broker.event(event, message.vpn, message.queue, topic=message.topic)

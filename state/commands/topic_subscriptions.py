@@ -12,7 +12,7 @@ from ...protocol.commands import SubscribeTopic, UnsubscribeTopic
 from ...protocol.patterns import kind_of
 from ..queue.broker import Broker
 from ..queue.queue import Queue
-from ..rules.routing import add_topic, drop_topic, has_topic, set_topics
+from ..rules.routing import change_topics, has_topic, set_topics
 
 TOPICS_MAX = 10_000  # of one queue
 
@@ -24,7 +24,7 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
     if has_topic(present, command.topic):
         return False
     check_room(queue.definition.name, len(present), [command.topic])
-    add_topic(broker, queue, command.topic)
+    change_topics(broker, queue, [], [command.topic])
     broker.event("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
     return True
 
@@ -32,7 +32,7 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
 def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: UnsubscribeTopic) -> None:
     """Remove a topic subscription. Stored messages are still delivered (S7)."""
     check_subscribed(queue.definition.name, queue.header.topics, command.topic)
-    drop_topic(broker, queue, command.topic)
+    change_topics(broker, queue, [command.topic], [])
     broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
 
 

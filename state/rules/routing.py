@@ -107,18 +107,14 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue capture its underlying topic."""
     topic = definition.underlying_topic
     broker.emit(Capture(topic))
-    cached: TopicTable | None = broker.routes.get((_TABLE, definition.vpn))
-    if cached is not None:
-        cached.captured.add(_kind_of_captured(topic), topic, number)
+    _of_vpn(broker, definition.vpn).captured.add(_kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue no longer capture its underlying topic."""
     topic = definition.underlying_topic
-    cached: TopicTable | None = broker.routes.get((_TABLE, definition.vpn))
-    if cached is not None:
-        cached.captured.drop(_kind_of_captured(topic), topic, number)
+    _of_vpn(broker, definition.vpn).captured.drop(_kind_of_captured(topic), topic, number)
     forget_found(broker)
 
 
@@ -128,45 +124,24 @@ def has_topic(topics: Sequence[str], topic: str) -> bool:
     return at < len(topics) and topics[at] == topic
 
 
-def add_topic(broker: Broker, queue: Queue, topic: str) -> None:
-    """Add a topic subscription to a queue, unless it has it."""
-    topics = queue.header.topics
-    if has_topic(topics, topic):
-        return
-    insort(topics, topic)
-    broker.touch(queue)
-    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if cached is not None:
-        cached.subscribed.add(kind_of(topic), topic, queue.number)
-    forget_found(broker)
-
-
-def drop_topic(broker: Broker, queue: Queue, topic: str) -> None:
-    """Remove a topic subscription from a queue, if it has it."""
-    topics = queue.header.topics
-    if not has_topic(topics, topic):
-        return
-    del topics[bisect_left(topics, topic)]
-    broker.touch(queue)
-    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if cached is not None:
-        cached.subscribed.drop(kind_of(topic), topic, queue.number)
-    forget_found(broker)
-
-
 def set_topics(broker: Broker, queue: Queue, topics: Iterable[str]) -> None:
     """Replace a queue's topic subscriptions."""
     before, after = set(queue.header.topics), set(topics)
-    if before == after:
-        return
-    queue.header.topics = sorted(after)
+    if before != after:
+        change_topics(broker, queue, before - after, after - before)
+
+
+def change_topics(broker: Broker, queue: Queue, gone: Iterable[str], new: Iterable[str]) -> None:
+    """Remove topic subscriptions that a queue has, and add others that it lacks."""
+    topics = queue.header.topics
+    subscribed = _of_vpn(broker, broker.vpn_of(queue)).subscribed
+    for topic in gone:
+        del topics[bisect_left(topics, topic)]
+        subscribed.drop(kind_of(topic), topic, queue.number)
+    for topic in new:
+        insort(topics, topic)
+        subscribed.add(kind_of(topic), topic, queue.number)
     broker.touch(queue)
-    cached: TopicTable | None = broker.routes.get((_TABLE, broker.vpn_of(queue)))
-    if cached is not None:
-        for pattern in sorted(before - after):
-            cached.subscribed.drop(kind_of(pattern), pattern, queue.number)
-        for pattern in sorted(after - before):
-            cached.subscribed.add(kind_of(pattern), pattern, queue.number)
     forget_found(broker)
 
 
