@@ -47,16 +47,6 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         _check_backlog(command.max_backlog)
     _check_priority(queue, command.priority)
     removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
-    bound = queue.subscription(command.subscription)
-    if bound is not None:
-        if bound.ending:
-            raise ValueError(
-                f"subscription: {command.subscription!r} – is ending, its messages are being "
-                f"returned; use another id"
-            )
-        _check_same(bound, command, removes)
-        return _answer(broker, queue, bound)
-    _check_room(broker, vpn, queue, command)
     header = queue.header
     subscription = Subscription(
         id=command.subscription,
@@ -73,6 +63,11 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
         priority=command.priority,
         client="" if broker.speaker is None else broker.speaker.client,
     )
+    bound = queue.subscription(command.subscription)
+    if bound is not None:
+        _check_same(bound, subscription)
+        return _answer(broker, queue, bound)
+    _check_room(broker, vpn, queue, command)
     header.subscriptions.append(subscription)
     header.next_subscription += 1
     queue.wanted = True
@@ -97,33 +92,33 @@ def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[st
     }
 
 
-def _check_same(bound: Subscription, command: Subscribe, removes: bool) -> None:
-    """Raise ValueError if a subscription has other settings than this command. The backlog is not
-    compared, because it can be changed later (B3)."""
-    wanted = {
-        "inbox": (command.inbox.topic, command.inbox.partition),
-        "session": command.session,
-        "framing": command.framing,
-        "acks": command.acks,
-        "filter": command.filter,
-        "transport_acks": command.transport_acks and not removes,
-        "priority": command.priority,
-    }
-    found = {
-        "inbox": (bound.topic, bound.partition),
-        "session": bound.session,
-        "framing": bound.framing,
-        "acks": "none" if bound.removes_on_send else "explicit",
-        "filter": bound.filter,
-        "transport_acks": bound.transport_acks,
-        "priority": bound.priority,
-    }
-    for key, value in wanted.items():
-        if value != found[key]:
+def _check_same(bound: Subscription, asked: Subscription) -> None:
+    """Raise ValueError if a subscription is ending or has other settings than the one asked for.
+    The backlog is not compared, because it can be changed later (B3)."""
+    if bound.ending:
+        raise ValueError(
+            f"subscription: {bound.id!r} – is ending, its messages are being returned; use "
+            f"another id"
+        )
+    here = _settings(bound)
+    for key, value in _settings(asked).items():
+        if value != here[key]:
             raise ValueError(
-                f"subscription: {command.subscription!r} – is bound already with {key} "
-                f"{found[key]!r}, not {value!r}; use another id, or unsubscribe first"
+                f"subscription: {bound.id!r} – is bound already with {key} {here[key]!r}, not "
+                f"{value!r}; use another id, or unsubscribe first"
             )
+
+
+def _settings(one: Subscription) -> dict[str, Any]:
+    return {
+        "inbox": (one.topic, one.partition),
+        "session": one.session,
+        "framing": one.framing,
+        "acks": "none" if one.removes_on_send else "explicit",
+        "filter": one.filter,
+        "transport_acks": one.transport_acks,
+        "priority": one.priority,
+    }
 
 
 def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
