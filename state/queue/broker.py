@@ -58,7 +58,7 @@ class Broker:
         self.store, self.header, self.home = store, header, home
         self.limits = limits
         self.now = header.time
-        self.spool = Spool.load(store, header.number, header.spool, limits)
+        self.spool = Spool(store, header.number, header.spool, limits)
         self.queues: dict[int, Queue] = {}
         self.names: dict[Name, Queue] = {}  # without the deleted ones
         self.sessions: dict[Name, KnownSession] = {}
@@ -90,7 +90,6 @@ class Broker:
         broker = cls(store, _header.decode(data), home, limits)
         for number in broker.header.queues:
             queue = Queue.load(store, broker.spool, number, limits)
-            assert queue is not None, f"the page of queue {number} is missing"
             broker._register(queue)
             broker.unacked += queue.header.leased
         broker._load_names()

@@ -110,11 +110,10 @@ class Queue:
         return queue
 
     @classmethod
-    def load(cls, store: Store, spool: Spool, number: int, limits: Limits) -> Queue | None:
+    def load(cls, store: Store, spool: Spool, number: int, limits: Limits) -> Queue:
         """The queue with this number; its rows are read when they are needed."""
         data = store.get(f"q/{number}")
-        if data is None:
-            return None
+        assert data is not None, f"the page of queue {number} is missing"
         queue = UnreadQueue(store, spool, _facts.decode(data).header, limits)
         queue.dirty = False
         return queue
@@ -122,8 +121,8 @@ class Queue:
     def _make_live(self, page: QueuePage) -> None:
         number, limits, store = self.number, self.limits, self.store
         settle = self.spool.write_to_blocks
-        self.cold = Runs.load(store, f"c/{number}/", page.cold, limits, by_key, settle)
-        self.later = Runs.load(store, f"d/{number}/", page.later, limits, by_until, settle)
+        self.cold = Runs(store, f"c/{number}/", page.cold, limits, by_key, settle)
+        self.later = Runs(store, f"d/{number}/", page.later, limits, by_until, settle)
         self.early = IdRanges(page.early)
         self.live = {row.id: row for row in page.rows}
         self.ready = Ready(self.live)

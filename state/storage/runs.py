@@ -43,16 +43,17 @@ class Runs:
     )  # fmt: skip
 
     def __init__(
-        self, store: Store, prefix: str, limits: Limits, by: Callable[[Row], int], settle: Settle
-    ) -> None:
+        self, store: Store, prefix: str, state: RunsState, limits: Limits,
+        by: Callable[[Row], int], settle: Settle,
+    ) -> None:  # fmt: skip
         self._limits, self.by = limits, by
         self.rows = 0
         self.bytes = 0
-        self._next = 1
+        self._next = state.next_number
         self._groups: list[Group] = []  # the oldest first
         self._segments: dict[int, Segment] = {}  # by number
         self._merges: list[Merge] = []
-        self._ids = IdSet(store, f"{prefix}i/")
+        self._ids = IdSet(store, f"{prefix}i/", state.ids)
         self._pages = SegmentPages(store, prefix, settle)
         self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
         self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
@@ -60,33 +61,25 @@ class Runs:
         self._last: Segment | None = None  # the one that ends last
         self._ordered: list[Segment] | None = []  # None: must be sorted again
         self._unseen: dict[int, Segment | None] = {}  # a cache for `unseen`
-
-    @classmethod
-    def load(
-        cls, store: Store, prefix: str, state: RunsState, limits: Limits,
-        by: Callable[[Row], int], settle: Settle,
-    ) -> Runs:  # fmt: skip
-        """The cold part that `state` describes."""
-        self = cls(store, prefix, limits, by, settle)
-        self._next = state.next_number
-        self._ids = IdSet(store, f"{prefix}i/", state.ids)
-        merges = dict(state.merges)
+        levels = dict(state.merges)
         for stored in state.groups:
-            group = Group([], stored.merge)
-            group.segments += [segment.unpacked(group) for segment in stored.segments]
-            if not stored.merge:
-                self._groups.append(group)
-            elif self._merges and self._merges[-1].number == stored.merge:
-                self._merges[-1].inputs.append(group)
-            else:
-                self._merges.append(Merge(stored.merge, merges[stored.merge], group))
-            for segment in group.segments:
-                self._segments[segment.number] = segment
-                self.rows += segment.rows
-                self.bytes += segment.bytes
-                self._watch(segment)
+            self._load_group(stored, levels)
         self._changed()
-        return self
+
+    def _load_group(self, stored: StoredGroup, levels: dict[int, int]) -> None:
+        group = Group([], stored.merge)
+        group.segments += [segment.unpacked(group) for segment in stored.segments]
+        if not stored.merge:
+            self._groups.append(group)
+        elif self._merges and self._merges[-1].number == stored.merge:
+            self._merges[-1].inputs.append(group)
+        else:
+            self._merges.append(Merge(stored.merge, levels[stored.merge], group))
+        for segment in group.segments:
+            self._segments[segment.number] = segment
+            self.rows += segment.rows
+            self.bytes += segment.bytes
+            self._watch(segment)
 
     def write(self) -> None:
         """Write all segments without a page."""

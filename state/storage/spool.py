@@ -62,19 +62,9 @@ class SpoolState(msgspec.Struct, array_like=True):
 
 
 class Spool:
-    """The messages of one broker."""
+    """The messages of one broker. A new one has an empty state."""
 
-    def __init__(self, store: Store, broker_number: int, limits: Limits) -> None:
-        self._set_up(store, broker_number, SpoolState(), limits)
-
-    @classmethod
-    def load(cls, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> Spool:
-        """The spool that `state` describes."""
-        self = cls.__new__(cls)
-        self._set_up(store, broker_number, state, limits)
-        return self
-
-    def _set_up(self, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> None:
+    def __init__(self, store: Store, broker_number: int, state: SpoolState, limits: Limits) -> None:
         self._store, self._limits = store, limits
         self._base = make_id(broker_number, 0)
         self.next_counter = state.next_counter

@@ -57,7 +57,7 @@ class Walk:
         self.kind = kind
         self.by = by_until if kind == "delayed" else by_key
         self.store = DictStore()
-        self.runs = Runs(self.store, "r/", TINY, self.by, settle)
+        self.runs = Runs(self.store, "r/", RunsState(), TINY, self.by, settle)
         self.model: list[Row] = []
         self.seq = 0
         self.looked: set[tuple[int, int]] = set()  # filter, id: it wanted none of these
@@ -155,7 +155,7 @@ class Walk:
         """Go on from a mark, as a replay does."""
         state = decode(encode(self.runs.state()))
         self.store = DictStore(self.store.pages)
-        self.runs = Runs.load(self.store, "r/", state, TINY, self.by, settle)
+        self.runs = Runs(self.store, "r/", state, TINY, self.by, settle)
 
     def check(self) -> None:
         check(self.runs)
@@ -200,7 +200,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> Non
         state = encode(first.runs.state())
         second = Walk(seed, kind)
         second.store = DictStore(first.store.pages)
-        second.runs = Runs.load(second.store, "r/", decode(state), TINY, second.by, settle)
+        second.runs = Runs(second.store, "r/", decode(state), TINY, second.by, settle)
         second.model, second.seq = (
             msgspec.convert(msgspec.to_builtins(first.model), list[Row]),
             first.seq,
@@ -216,7 +216,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> Non
 
 def test_a_fifo_queue_is_never_rewritten() -> None:
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key, settle)
+    runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
     for at in range(0, 400, 8):
         runs.add([Row(seq, seq, 1, 0, 0) for seq in range(at, at + 8)])
         assert not runs.merge(1000)
@@ -228,7 +228,7 @@ def test_a_fifo_queue_is_never_rewritten() -> None:
 
 def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key, settle)
+    runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
     for seq in range(42):
         runs.extend([Row(seq, seq, 1, 0, 0)])
     assert len(store.writes) == 10
@@ -240,14 +240,14 @@ def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
 
 def test_a_merge_that_stops_within_rows_without_a_page_loses_none() -> None:
     store, limits = DictStore(), replace(Limits(), segment_rows=8)
-    runs = Runs(store, "r/", limits, by_key, settle)
+    runs = Runs(store, "r/", RunsState(), limits, by_key, settle)
     for first in (30, 20, 10):
         runs.add([Row(seq, seq, 1, 0, 0) for seq in range(first, first + 3)])
     runs.extend([Row(seq, seq, 1, 0, 0) for seq in (40, 41, 42)])
     runs.add([Row(seq, seq, 1, 0, 0) for seq in (1, 2, 3)])
     assert runs.is_merging
     assert runs.merge(11), "two of six rows are merged"
-    runs = Runs.load(store, "r/", decode(encode(runs.state())), limits, by_key, settle)
+    runs = Runs(store, "r/", decode(encode(runs.state())), limits, by_key, settle)
     check(runs)
     assert runs.rows == 15
 
@@ -255,7 +255,7 @@ def test_a_merge_that_stops_within_rows_without_a_page_loses_none() -> None:
 def test_random_priorities_are_rewritten_a_few_times() -> None:
     rnd = random.Random(1)
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key, settle)
+    runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
     for at in range(0, 4096, 16):
         rows = [Row(seq, seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(at, at + 16)]
         runs.add(sorted(rows, key=by_key))
@@ -273,7 +273,7 @@ def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
     """L8: late acks, in a priority queue, whose segments have ids from everywhere."""
     rnd = random.Random(1)
     store = CountingStore(DictStore())
-    runs = Runs(store, "r/", TINY, by_key, settle)
+    runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
     rows = [Row(seq, 2 * seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(20_000)]
     runs.add(sorted(rows, key=by_key))
     store.reset()
@@ -282,7 +282,7 @@ def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
 
 
 def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
-    runs = Runs(DictStore(), "r/", TINY, by_key, settle)
+    runs = Runs(DictStore(), "r/", RunsState(), TINY, by_key, settle)
     runs.add([Row(seq, seq, 1, 0, 0) for seq in range(400)])
     for at, segment in enumerate(runs.segments()):
         rows = runs.read(segment)
@@ -299,7 +299,7 @@ def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
 def test_a_merge_keeps_its_budget() -> None:
     rnd = random.Random(1)
     limits = replace(Limits(), segment_rows=64)
-    runs = Runs(DictStore(), "r/", limits, by_key, settle)
+    runs = Runs(DictStore(), "r/", RunsState(), limits, by_key, settle)
     for at in range(0, 4096, 1024):
         rows = [Row(seq, seq, 1, 0, 0, level=rnd.randrange(2**64)) for seq in range(at, at + 1024)]
         runs.add(sorted(rows, key=by_key))
@@ -312,7 +312,7 @@ def test_a_merge_keeps_its_budget() -> None:
 
 def test_F5_few_rows_that_a_filter_has_looked_at_share_no_page_with_others() -> None:
     """It would have to look at them again, in every step that spills the same few rows again."""
-    runs = Runs(DictStore(), "r/", TINY, by_key, settle)
+    runs = Runs(DictStore(), "r/", RunsState(), TINY, by_key, settle)
     runs.add([Row(1, 1, 0, 0, 0)], looked=[7])
     runs.add([Row(2, 2, 0, 0, 0)])
     assert [segment.looked for segment in runs.segments()] == [[7], []]

@@ -34,7 +34,7 @@ class Walk:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.store = DictStore()
-        self.spool = Spool(self.store, 3, TINY)
+        self.spool = Spool(self.store, 3, SpoolState(), TINY)
         self.contents: dict[int, Content] = {}
         self.vpns: dict[int, int] = {}
         self.rows: list[Row] = []  # of all queues
@@ -106,7 +106,7 @@ class Walk:
 
     def load(self, state: bytes) -> None:
         self.store = DictStore(self.store.pages)
-        self.spool = Spool.load(self.store, 3, decode(state), TINY)
+        self.spool = Spool(self.store, 3, decode(state), TINY)
 
     def check(self) -> None:
         spool, sizes = self.spool, {row.id: row.size for row in self.rows}
@@ -181,7 +181,7 @@ def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
 
 
 def test_ids_name_the_broker() -> None:
-    spool = Spool(DictStore(), 3, TINY)
+    spool = Spool(DictStore(), 3, SpoolState(), TINY)
     assert spool.next_id() == make_id(3, 1)
     assert spool.store(0, [(b"", None, None)], 0, 1) == make_id(3, 1)
     assert spool.skip_id() == make_id(3, 2)
@@ -191,7 +191,7 @@ def test_ids_name_the_broker() -> None:
 def test_a_block_without_living_messages_is_deleted() -> None:
     """S2, S8: the last ack frees the room at once."""
     store = DictStore()
-    spool = Spool(store, 1, TINY)
+    spool = Spool(store, 1, SpoolState(), TINY)
     rows = [_row(n, spool.store(0, [(b"x" * 50, None, None)], 50, 1), 50) for n in range(6)]
     spool.write_to_blocks(rows)
     assert [key for key in store.pages if key.startswith("b/")] == ["b/1", "b/2", "b/3"]
@@ -205,7 +205,7 @@ def test_a_block_without_living_messages_is_deleted() -> None:
 def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
     for spoil in (lambda page: None, lambda page: page[:7], lambda page: page[:30]):
         store = DictStore()
-        spool = Spool(store, 1, TINY)
+        spool = Spool(store, 1, SpoolState(), TINY)
         rows = [_row(n, spool.store(0, [(b"x" * 40, None, None)], 40, 1), 40) for n in range(9)]
         spool.write_to_blocks(rows)
         spool.mark()
