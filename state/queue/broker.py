@@ -8,7 +8,6 @@ needed (`queue`).
 from __future__ import annotations
 
 from collections import deque
-from heapq import heappop, heappush
 from typing import Any
 from zlib import crc32
 
@@ -18,6 +17,7 @@ from ...protocol.journal import NO_END, Journal, JournalSegment
 from ...protocol.outputs import InVain, Output
 from ...protocol.signing import Speaker
 from ..limits import Budget, Limits
+from ..storage.calendar import Calendar
 from ..storage.row import NEVER, Row
 from ..storage.spool import Spool
 from ..storage.store import Store
@@ -67,8 +67,8 @@ class Broker:
         self.held: deque[HeldReceipt] = deque(header.held)
         self.unacked = 0  # leased over all queues (B4)
         self._vpn_names = {number: name for name, number in header.vpns.items()}
-        self._calendar: list[tuple[int, str, Name]] = []  # heap: sessions, producers
-        self._due: list[tuple[int, int]] = []  # heap: queues
+        self._due_names = Calendar[tuple[str, Name]](self._time_of_name)  # sessions, producers
+        self._due_queues = Calendar[int](self._time_of_queue)
         self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # the names in each
         self._changed: dict[str, set[Name]] = {"s": set(), "p": set()}  # since the last mark
         self._new_events = 0
@@ -160,12 +160,12 @@ class Broker:
         header.more_to_do = self.more_to_do
         if self.more_to_do or header.pending:
             return self.now
-        return min(self._next_name(), self._next_queue(), self.mesh.deadline())
+        return min(self._due_names.next(), self._due_queues.next(), self.mesh.deadline())
 
     def has_due(self) -> bool:
         """Whether a deadline may have passed. Cheap: only False is certain."""
-        now, names, queues = self.now, self._calendar, self._due
-        return bool((names and names[0][0] <= now) or (queues and queues[0][0] <= now))
+        now = self.now
+        return self._due_names.may_be_due(now) or self._due_queues.may_be_due(now)
 
     @property
     def came_in(self) -> int:
@@ -187,21 +187,20 @@ class Broker:
 
     def watch(self, kind: str, name: Name, at: int) -> None:
         """Set the deadline of a session ("s") or a producer ("p")."""
-        heappush(self._calendar, (at, kind, name))
+        self._due_names.watch((kind, name), at)
 
     def schedule(self, queue: Queue) -> None:
         """Set the deadline of a queue."""
         at = NEVER if queue.header.deleted else queue.deadline()
         if at != queue.header.due_at:
             queue.header.due_at = at
-            if at < NEVER:
-                heappush(self._due, (at, queue.number))
+            self._due_queues.watch(queue.number, at)
 
     def due_queues(self, most: int) -> list[Queue]:
         """Up to ``most`` queues with a deadline that has passed, the longest overdue first."""
         found: list[Queue] = []
-        while len(found) < most and self._next_queue() <= self.now:
-            queue = self.queues[heappop(self._due)[1]]
+        while len(found) < most and (number := self._due_queues.take(self.now)) is not None:
+            queue = self.queues[number]
             queue.header.due_at = NEVER
             queue.dirty = True
             found.append(queue)
@@ -210,38 +209,21 @@ class Broker:
     def due_names(self, most: int) -> list[tuple[str, Name]]:
         """Up to ``most`` sessions and producers with a deadline that has passed."""
         found: list[tuple[str, Name]] = []
-        while len(found) < most and self._next_name() <= self.now:
-            _, kind, name = heappop(self._calendar)
-            found.append((kind, name))
+        while len(found) < most and (due := self._due_names.take(self.now)) is not None:
+            found.append(due)
         return found
 
-    def _next_queue(self) -> int:
-        """The earliest deadline of a queue. Drops entries that are no longer valid."""
-        due = self._due
-        while due:
-            at, number = due[0]
-            queue = self.queues.get(number)
-            if queue is not None and queue.header.due_at == at:
-                return at
-            heappop(due)
-        return NEVER
+    def _time_of_queue(self, number: int) -> int:
+        queue = self.queues.get(number)
+        return NEVER if queue is None else queue.header.due_at
 
-    def _next_name(self) -> int:
-        calendar = self._calendar
-        while calendar:
-            at, kind, name = calendar[0]
-            if kind == "s":
-                session = self.sessions.get(name)
-                until = None if session is None else session.until
-            else:
-                producer = self.producers.get(name)
-                until = None if producer is None else producer.forgotten_at
-            if until == at:
-                return at
-            heappop(calendar)
-            if until is not None and until > at:  # a heartbeat has moved its deadline
-                heappush(calendar, (until, kind, name))
-        return NEVER
+    def _time_of_name(self, due: tuple[str, Name]) -> int:
+        kind, name = due
+        if kind == "s":
+            session = self.sessions.get(name)
+            return NEVER if session is None else session.until
+        producer = self.producers.get(name)
+        return NEVER if producer is None else producer.forgotten_at
 
     # ------------------------------------------------------------ names
 
@@ -296,9 +278,7 @@ class Broker:
         self.queues[queue.number] = queue
         if not queue.header.deleted and not queue.header.arriving:
             self.name_queue(queue)
-        at = queue.header.due_at
-        if at < NEVER:
-            heappush(self._due, (at, queue.number))
+        self._due_queues.watch(queue.number, queue.header.due_at)
 
     def in_order(self) -> list[Queue]:
         """The touched queues, by number."""

@@ -13,11 +13,11 @@ consumers wait. Other brokers have few subscriptions, so these are looked at eac
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from heapq import heappop, heappush
 
 import msgspec
 
 from ...definitions import QueueDefinition
+from ..storage.calendar import Calendar
 from ..storage.row import NEVER
 from .header import Subscription
 
@@ -144,8 +144,7 @@ class Consumers:
 
     __slots__ = (
         "_again", "_bound", "_candidates", "_changed", "_definition", "_most", "_order",
-        "_removes", "_unwatched", "_watched", "_watched_by", "by_id", "by_number", "listed",
-        "others",
+        "_removes", "_unwatched", "_watched_by", "by_id", "by_number", "listed", "others",
     )  # fmt: skip
 
     def __init__(self, listed: list[Subscription]) -> None:
@@ -153,8 +152,7 @@ class Consumers:
         self.by_id: dict[str, Subscription] = {}
         self.by_number: dict[int, Subscription] = {}
         self.others: dict[int, Subscription] = {}  # of other brokers
-        self._again: list[tuple[int, int]] = []  # heap, lazy: time, number
-        self._watched: dict[int, int] = {}  # the time of each one's entry in the heap that counts
+        self._again = Calendar[int](self._time_of)
         self._changed: set[int] = set()
         self._unwatched: set[int] = set()
         self._watched_by: QueueDefinition | None = None
@@ -268,34 +266,23 @@ class Consumers:
 
     def watch(self, one: Subscription) -> None:
         """Note that a flow's messages may have to be sent again, or sooner than before (C2)."""
-        at = one.again_at()
-        if at < self._watched.get(one.number, NEVER):
-            self._watched[one.number] = at
-            heappush(self._again, (at, one.number))
+        self._again.watch(one.number, one.again_at())
 
     def again_at(self) -> int:
         """When the first flow's messages have to be sent again."""
-        heap, watched = self._again, self._watched
-        while heap:
-            at, number = heap[0]
-            one = self.by_number.get(number) if watched.get(number) == at else None
-            if one is not None and one.again_at() == at:
-                return at
-            heappop(heap)
-            if one is not None:  # later, or not at all
-                del watched[number]
-                self.watch(one)
-        return NEVER
+        return self._again.next()
 
     def send_again(self, now: int) -> list[Subscription]:
         """The flows whose messages have to be sent again now, oldest first. The caller watches them
         again."""
         found: list[int] = []
-        while self.again_at() <= now:
-            number = heappop(self._again)[1]
-            del self._watched[number]
+        while (number := self._again.take(now)) is not None:
             found.append(number)
         return [self.by_number[number] for number in sorted(found)]
+
+    def _time_of(self, number: int) -> int:
+        one = self.by_number.get(number)
+        return NEVER if one is None else one.again_at()
 
 
 def _number(one: Subscription) -> int:

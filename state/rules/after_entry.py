@@ -85,8 +85,7 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
     """Drop early acks whose time is over, as many as the budget allows."""
     if queue.early.next_end() > now:
         return
-    over = queue.early.over(now, budget.rows)
-    queue.early.exchange(over, [])
+    over = queue.early.remove_over(now, budget.rows)
     queue.dirty = True
     budget.take(len(over))
 

@@ -2,7 +2,7 @@
 (L9).
 
 The ranges do not overlap. There are at most `Limits.early_acks`, so all are in memory: a sorted
-list, and a heap by end time.
+list, and a calendar of the ends.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
+from .calendar import Calendar
 from .row import NEVER
 
 
@@ -39,8 +39,9 @@ class IdRanges:
 
     def __init__(self, state: Iterable[list[int]] = ()) -> None:
         self.ranges = [IdRange(*one) for one in state]
-        self._ends = [(one.until, one.first, one.last) for one in self.ranges]
-        heapify(self._ends)
+        self._ends = Calendar[IdRange](self._end_of)
+        for one in self.ranges:
+            self._ends.watch(one, one.until)
 
     def __len__(self) -> int:
         return len(self.ranges)
@@ -77,15 +78,13 @@ class IdRanges:
             at = bisect_left(ranges, one.first, key=_first)
             assert ranges[at : at + 1] == [one], f"{one} is not there"
             del ranges[at]
+            self._ends.forget(one)
         for one in new:
             at = bisect_left(ranges, one.first, key=_first)
             assert not at or ranges[at - 1].last < one.first, f"{one} overlaps {ranges[at - 1]}"
             assert at == len(ranges) or one.last < ranges[at].first, f"{one} overlaps {ranges[at]}"
             ranges.insert(at, one)
-            heappush(self._ends, (one.until, one.first, one.last))
-        if len(self._ends) > 2 * len(ranges) + 64:  # most entries are of removed ranges
-            self._ends = [(one.until, one.first, one.last) for one in ranges]
-            heapify(self._ends)
+            self._ends.watch(one, one.until)
 
     # ------------------------------------------------------------ looking
 
@@ -104,24 +103,15 @@ class IdRanges:
 
     def next_end(self) -> int:
         """The earliest end, or NEVER."""
-        ends = self._ends
-        while ends and not self._is_there(ends[0]):
-            heappop(ends)
-        return ends[0][0] if ends else NEVER
+        return self._ends.next()
 
-    def over(self, now: int, most: int) -> list[IdRange]:
-        """Up to ``most`` ranges whose time is over, the earliest end first."""
-        found: list[IdRange] = []
-        while len(found) < most and self.next_end() <= now:
-            until, first, last = heappop(self._ends)
-            one = IdRange(first, last, until)
-            if one not in found[-1:]:  # a range that was removed and inserted again has two entries
-                found.append(one)
-        for one in found:
-            heappush(self._ends, (one.until, one.first, one.last))
-        return found
+    def remove_over(self, now: int, most: int) -> list[IdRange]:
+        """Remove up to ``most`` ranges whose time is over, the earliest end first; returns them."""
+        over: list[IdRange] = []
+        while len(over) < most and (one := self._ends.take(now)) is not None:
+            over.append(one)
+        self.exchange(over, [])
+        return over
 
-    def _is_there(self, end: tuple[int, int, int]) -> bool:
-        until, first, last = end
-        found = self.find(first)
-        return found is not None and found == IdRange(first, last, until)
+    def _end_of(self, one: IdRange) -> int:
+        return one.until if self.find(one.first) == one else NEVER

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from heapq import heapify, heappop, heappush
 from operator import attrgetter
 
 from ..limits import Limits
+from .calendar import Calendar
 from .id_set import IdSet
 from .row import NEVER, Row
 from .segment_pages import SegmentPages, Settle
@@ -56,7 +56,7 @@ class Runs:
         self._ids = IdSet(store, f"{prefix}i/", state.ids)
         self._pages = SegmentPages(store, prefix, settle)
         self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
-        self._due: list[tuple[int, int]] = []  # heap: (due, segment); lazy
+        self._due = Calendar[int](self._due_of)  # by the segments' numbers
         self._first: Segment | None = None
         self._last: Segment | None = None  # the one that ends last
         self._ordered: list[Segment] | None = []  # None: must be sorted again
@@ -79,7 +79,7 @@ class Runs:
             self._segments[segment.number] = segment
             self.rows += segment.rows
             self.bytes += segment.bytes
-            self._watch(segment)
+            self._due.watch(segment.number, segment.due)
 
     def write(self) -> None:
         """Write all segments without a page."""
@@ -105,7 +105,7 @@ class Runs:
             self._pages.delete(segment)
         self._ids.drop()
         self.rows = self.bytes = 0
-        self._groups, self._segments, self._merges, self._due = [], {}, [], []
+        self._groups, self._segments, self._merges = [], {}, []
         self._changed()
 
     # ------------------------------------------------------------ looking
@@ -120,14 +120,12 @@ class Runs:
 
     def due(self) -> int:
         """The earliest deadline of a cold row, or NEVER."""
-        heap = self._due
-        while heap and not self._is_due(*heap[0]):
-            heappop(heap)
-        return heap[0][0] if heap else NEVER
+        return self._due.next()
 
     def first_due(self, since: int) -> Segment | None:
         """The segment with the earliest deadline, if that is not after this time."""
-        return self._segments[self._due[0][1]] if self.due() <= since else None
+        number = self._due.due(since)
+        return None if number is None else self._segments[number]
 
     def segments(self) -> list[Segment]:
         """All segments, in order of their first keys. They may overlap."""
@@ -335,7 +333,6 @@ class Runs:
         head.bytes -= sum([row.size for row in moved])
         if head.due != NEVER and head.due == min([row.due for row in moved]):
             head.due = min([row.due for row in rest])
-            self._watch(head)
 
     def _extend(self, output: Group, rows: Sequence[Row], looked: list[int]) -> None:
         """Append rows to the last segment of a group, and to new segments once it is full."""
@@ -444,7 +441,7 @@ class Runs:
         due = segment.due
         segment.count(rows, self.by(rows[-1]))
         if segment.due < due:
-            self._watch(segment)
+            self._due.watch(segment.number, segment.due)
 
     def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:
         """Remove a segment with all its rows."""
@@ -464,6 +461,7 @@ class Runs:
         else:
             group.segments.remove(segment)
         del self._segments[segment.number]
+        self._due.forget(segment.number)
         self._pages.delete(segment)
         if self._latest[0] == segment.number:
             self._latest = (0, [])
@@ -476,14 +474,5 @@ class Runs:
         self._first = min([group.segments[0] for group in groups], key=_FIRST, default=None)
         self._last = max([group.segments[-1] for group in groups], key=_LAST, default=None)
 
-    def _watch(self, segment: Segment) -> None:
-        if segment.due == NEVER:
-            return
-        heappush(self._due, (segment.due, segment.number))
-        if len(self._due) > 2 * len(self._segments) + 64:  # most entries are of removed segments
-            every = self._segments.values()
-            self._due = [(s.due, s.number) for s in every if s.due != NEVER]
-            heapify(self._due)
-
-    def _is_due(self, due: int, number: int) -> bool:
-        return number in self._segments and self._segments[number].due == due
+    def _due_of(self, number: int) -> int:
+        return self._segments[number].due if number in self._segments else NEVER

@@ -1,0 +1,71 @@
+"""A calendar: which of many keys is due next, where the time of each may move.
+
+It is a lazy heap. Each key has one entry that counts, at its time or before, so `watch` is needed
+only if a time becomes earlier. When the entry is first in the heap, it moves to the present time of
+its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from typing import Any, Generic, TypeVar
+
+from .row import NEVER
+
+Key = TypeVar("Key", bound=Any)  # can be sorted: of equal times the smallest key comes first
+_SLACK = 64
+
+
+class Calendar(Generic[Key]):
+    """The keys of one owner. time_of: the present time of a key, or NEVER."""
+
+    __slots__ = ("_entries", "_heap", "_time_of")
+
+    def __init__(self, time_of: Callable[[Key], int]) -> None:
+        self._time_of = time_of
+        self._entries: dict[Key, int] = {}  # the time of each entry that counts
+        self._heap: list[tuple[int, Key]] = []
+
+    def watch(self, key: Key, at: int) -> None:
+        """Note that a key is due at this time, maybe earlier than before."""
+        if at < self._entries.get(key, NEVER):
+            self._entries[key] = at
+            heappush(self._heap, (at, key))
+
+    def forget(self, key: Key) -> None:
+        """Drop a key that is gone for good."""
+        self._entries.pop(key, None)
+        if len(self._heap) > 2 * len(self._entries) + _SLACK:
+            self._heap = [(at, one) for one, at in self._entries.items()]
+            heapify(self._heap)
+
+    def may_be_due(self, now: int) -> bool:
+        """Whether a key may be due. Cheap: only False is certain."""
+        return bool(self._heap) and self._heap[0][0] <= now
+
+    def next(self) -> int:
+        """The earliest time of a key, or NEVER."""
+        heap, entries = self._heap, self._entries
+        while heap:
+            at, key = heap[0]
+            counts = entries.get(key) == at
+            if counts and self._time_of(key) == at:
+                return at
+            heappop(heap)
+            if counts:
+                del entries[key]
+                self.watch(key, self._time_of(key))
+        return NEVER
+
+    def due(self, now: int) -> Key | None:
+        """The key that is longest overdue; None if none is due."""
+        return self._heap[0][1] if self.next() <= now else None
+
+    def take(self, now: int) -> Key | None:
+        """Like `due`, and removes the key. It is due again after another `watch`."""
+        key = self.due(now)
+        if key is not None:
+            heappop(self._heap)
+            del self._entries[key]
+        return key
