@@ -94,10 +94,11 @@ def divisor(limits: Limits, records: int) -> int:
 
 
 class Budget(msgspec.Struct):
-    """The rows and bytes that a phase may still use."""
+    """The rows and bytes that a phase may still use. whole: the budget that this is a share of."""
 
     rows: int
     bytes: int = 1 << 62
+    whole: Budget | None = None
 
     @property
     def spent(self) -> bool:
@@ -107,8 +108,8 @@ class Budget(msgspec.Struct):
     def share(self, n: int) -> Budget:
         """One of ``n`` equal shares of the rest: at least one row and one byte."""
         if self.spent:
-            return Budget(0, 0)
-        return Budget(max(self.rows // n, 1), max(self.bytes // n, 1))
+            return Budget(0, 0, self)
+        return Budget(max(self.rows // n, 1), max(self.bytes // n, 1), self)
 
     def fits(self, sizes: Sequence[int]) -> int:
         """How many of these sizes fit into the bytes, from the first on. The first always fits."""
@@ -122,6 +123,8 @@ class Budget(msgspec.Struct):
         raise AssertionError("a sum above the budget has a prefix above it")
 
     def take(self, rows: int, size: int = 0) -> None:
-        """Use up rows and bytes."""
+        """Use up rows and bytes, also of the whole."""
         self.rows -= rows
         self.bytes -= size
+        if self.whole is not None:
+            self.whole.take(rows, size)

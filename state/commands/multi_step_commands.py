@@ -81,7 +81,6 @@ def go_on(broker: Broker) -> None:
             continue  # the next step goes on with it, before the queues that had a turn in this one
         n = len(pending)
         bulk, others = broker.bulk_budget.share(n), broker.command_budget.share(n)
-        before = bulk.rows, bulk.bytes, others.rows
         queue = broker.queue(number)
         del pending[number]
         if queue is not None and not queue.header.faulted:
@@ -89,8 +88,6 @@ def go_on(broker: Broker) -> None:
             broker.touch(queue)
             _go_on_with(broker, queue, bulk, others)
             resume(broker, queue)  # behind all others
-        broker.bulk_budget.take(before[0] - bulk.rows, before[1] - bulk.bytes)
-        broker.command_budget.take(before[2] - others.rows)
 
 
 def _go_on_with(broker: Broker, queue: Queue, bulk: Budget, others: Budget) -> None:

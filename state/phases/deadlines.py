@@ -35,10 +35,7 @@ def act_on_deadlines(broker: Broker) -> None:
         if queue.header.deleted or queue.header.faulted:
             continue
         broker.at = queue
-        share = Budget(max(budget.rows // (len(due) - at), 1))
-        before = share.rows
-        _handle_queue(broker, queue, share)
-        budget.take(before - share.rows)
+        _handle_queue(broker, queue, Budget(max(budget.rows // (len(due) - at), 1), whole=budget))
         send_again(broker, queue, again)
     broker.at = None
 

@@ -113,13 +113,8 @@ def _serve(broker: Broker, queue: Queue, budget: Budget, looks: Budget, sharers:
     queue.wanted = False
     if header.egress and (header.subscriptions or header.barriers):
         if sharers > 1:
-            share, own_looks = budget.share(sharers), looks.share(sharers)
-            before = share.rows, share.bytes, own_looks.rows, own_looks.bytes
-            queue.wanted = _serve_within(broker, queue, share, own_looks)
-            budget.take(before[0] - share.rows, before[1] - share.bytes)
-            looks.take(before[2] - own_looks.rows, before[3] - own_looks.bytes)
-        else:
-            queue.wanted = _serve_within(broker, queue, budget, looks)
+            budget, looks = budget.share(sharers), looks.share(sharers)
+        queue.wanted = _serve_within(broker, queue, budget, looks)
     ready = header.depth - header.leased - header.delayed
     if ready > 0 and header.subscriptions and free_unacked(broker) <= 0:
         broker.header.waiting[queue.number] = True

@@ -280,7 +280,7 @@ def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
             if row is None or row.state == MOVING:
                 return None
             rows.append(row)
-    budget.rows -= len(rows)
+    budget.take(len(rows))
     return Part(rows, True, [], ranges)
 
 
