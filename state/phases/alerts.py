@@ -13,8 +13,9 @@ one that is too long. It is None if the level does not grow or the rate is not k
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from ...definitions import QueueDefinition, SystemLimits, VpnLimits
 from ...protocol.outputs import Alert
 from ..queue.broker import Broker
 from ..queue.queue import Queue
@@ -38,12 +39,12 @@ def time_to_react_s(limit: int, level: int, per_second: float | None) -> float |
     return max(limit - level, 0) / per_second
 
 
-def rate(marks: Marks, now: int, index: int, level: int) -> float | None:
-    """How fast a level grows per second. index: of the level in the marks."""
+def rate(marks: Marks, now: int, column: int, level: int) -> float | None:
+    """How fast a level grows per second. column: of the level in the marks."""
     if not marks or now <= marks[0][0]:
         return None
     elapsed_ms = min(now - marks[0][0], WINDOW_MS)
-    return (level - marks[0][index + 1]) * 1000 / elapsed_ms
+    return (level - marks[0][column + 1]) * 1000 / elapsed_ms
 
 
 def mark(marks: Marks, now: int, *levels: int) -> None:
@@ -73,32 +74,60 @@ def watch(broker: Broker, queues: list[Queue]) -> None:
         _watch_broker(broker)
 
 
-def _emit_alert(
-    broker: Broker, what: str, over: bool, vpn: str, queue: str, level: int, limit: int,
-    percent: float, marked: tuple[Marks, int], **more: Any,
-) -> None:  # fmt: skip
-    """Emit an alert. percent: the threshold that was crossed; marked: its marks, and the index of
-    its level there."""
-    share = round(level * 100 / limit, 1) if limit else 0.0
+class Level(NamedTuple):
+    """A watched level. settings: have its thresholds, in percent of the limit; marks, column: where
+    its earlier values are."""
+
+    what: str
+    settings: QueueDefinition | SystemLimits | VpnLimits
+    level: int
+    limit: int
+    marks: Marks
+    column: int
+
+
+def _compare(
+    broker: Broker, one: Level, is_set: bool, vpn: str, queue: str = "", **more: Any
+) -> bool:
+    """Set or clear a level's alert if that is due; returns whether it is set now."""
+    high = getattr(one.settings, f"{one.what}_high_percent")
+    clear = getattr(one.settings, f"{one.what}_clear_percent")
+    over = is_over(one.level, one.limit, high, clear, is_set)
+    if over == is_set:
+        return over
     details: dict[str, Any] = {
-        **more, "level": level, "limit": limit, "percent": share, "threshold_percent": percent,
+        **more, "level": one.level, "limit": one.limit,
+        "percent": round(one.level * 100 / one.limit, 1) if one.limit else 0.0,
+        "threshold_percent": high if over else clear,
     }  # fmt: skip
     if over:
-        marks, index = marked
-        per_second = rate(marks, broker.now, index, level)
-        left = time_to_react_s(limit, level, per_second)
+        per_second = rate(one.marks, broker.now, one.column, one.level)
+        left = time_to_react_s(one.limit, one.level, per_second)
         details["per_second"] = None if per_second is None else round(per_second, 3)
         details["time_to_react_s"] = None if left is None else round(left, 1)
-    event = f"{what}_high" if over else f"{what}_cleared"
+    event = f"{one.what}_high" if over else f"{one.what}_cleared"
     broker.event(event, vpn, queue, **details)
     broker.emit(Alert(event, vpn, queue, broker.now, details))
+    return over
+
+
+def _compare_in(
+    alerts: list[str], key: str, broker: Broker, one: Level, vpn: str, queue: str = "", **more: Any
+) -> None:
+    """Like `_compare`, for an alert that is set while its key is in a list."""
+    before = key in alerts
+    over = _compare(broker, one, before, vpn, queue, **more)
+    if over and not before:
+        alerts.append(key)
+    elif before and not over:
+        alerts.remove(key)
 
 
 # ---------------------------------------------------------------- queues and their flows
 
 
 def level_of(queue: Queue) -> tuple[int, int, str, int]:
-    """A queue's level, limit, unit and index in its marks: in bytes, or in messages if that limit
+    """A queue's level, limit, unit and column in its marks: in bytes, or in messages if that limit
     is nearer."""
     header = queue.header
     limit, most = header.definition.max_spool_usage, None
@@ -112,16 +141,12 @@ def level_of(queue: Queue) -> tuple[int, int, str, int]:
 def _watch_queue(broker: Broker, queue: Queue) -> None:
     header = queue.header
     d = header.definition
-    level, limit, unit, index = level_of(queue)
-    high, clear = d.spool_usage_high_percent, d.spool_usage_clear_percent
-    before = header.usage_high
-    over = before or level * 100 >= high * limit  # a cheap first test
-    if over and before != (over := is_over(level, limit, high, clear, before)):
-        header.usage_high = over
-        _emit_alert(
-            broker, "spool_usage", over, d.vpn, d.name, level, limit,
-            high if over else clear, (header.marks, index), scope="queue", unit=unit,
-        )  # fmt: skip
+    level, limit, unit, column = level_of(queue)
+    if header.usage_high or level * 100 >= d.spool_usage_high_percent * limit:  # a cheap first test
+        usage = Level("spool_usage", d, level, limit, header.marks, column)
+        header.usage_high = _compare(
+            broker, usage, header.usage_high, d.vpn, d.name, scope="queue", unit=unit
+        )
     most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
     if header.flows_high or header.leased * 100 >= most:
         _watch_flows(broker, queue)
@@ -131,24 +156,14 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
 def _watch_flows(broker: Broker, queue: Queue) -> None:
     """Watch the flows of consumers (`max_delivered_unacked_per_flow`, B4). A flow that has ended is
     no longer high."""
-    header, d = queue.header, queue.definition
+    header, d, consumers = queue.header, queue.definition, queue.consumers
     limit = d.max_delivered_unacked_per_flow
-    high, clear = d.delivered_unacked_high_percent, d.delivered_unacked_clear_percent
-    consumers = queue.consumers
     flows = [(one.id, one.name, one.held) for one in consumers.unwatched(d)]
     flows += [(flow, flow, 0) for flow in header.flows_high if flow not in consumers.by_id]
-    for flow, name, level in flows:
-        before = flow in header.flows_high
-        over = is_over(level, limit, high, clear, before)
-        if over == before:
-            continue
-        if over:
-            header.flows_high.append(flow)
-        else:
-            header.flows_high.remove(flow)
-        _emit_alert(
-            broker, "delivered_unacked", over, d.vpn, d.name, level, limit,
-            high if over else clear, (header.marks, 2),
+    for flow, name, held in flows:
+        one = Level("delivered_unacked", d, held, limit, header.marks, 2)
+        _compare_in(
+            header.flows_high, flow, broker, one, d.vpn, d.name,
             scope="flow", subscription=flow, consumer=name,
         )  # fmt: skip
 
@@ -156,15 +171,14 @@ def _watch_flows(broker: Broker, queue: Queue) -> None:
 def _clear_all(broker: Broker, queue: Queue) -> None:
     """Clear the alerts of a deleted queue."""
     header, d = queue.header, queue.definition
-    if header.usage_high:
-        _emit_alert(
-            broker, "spool_usage", False, d.vpn, d.name, 0, d.max_spool_usage,
-            d.spool_usage_clear_percent, ([], 0), scope="queue", unit="bytes", why="deleted",
-        )  # fmt: skip
-    for flow in header.flows_high:
-        _emit_alert(
-            broker, "delivered_unacked", False, d.vpn, d.name, 0,
-            d.max_delivered_unacked_per_flow, d.delivered_unacked_clear_percent, ([], 0),
+    usage = Level("spool_usage", d, 0, d.max_spool_usage, [], 0)
+    header.usage_high = _compare(
+        broker, usage, header.usage_high, d.vpn, d.name, scope="queue", unit="bytes", why="deleted"
+    )
+    unacked = Level("delivered_unacked", d, 0, d.max_delivered_unacked_per_flow, [], 0)
+    for flow in list(header.flows_high):
+        _compare_in(
+            header.flows_high, flow, broker, unacked, d.vpn, d.name,
             scope="flow", subscription=flow, why="deleted",
         )  # fmt: skip
 
@@ -180,13 +194,11 @@ def _watch_vpn(broker: Broker, number: int) -> None:
     if limits is None or (limits.max_spool_usage is None and key not in header.alerts):
         return
     level, limit = broker.spool.vpn_bytes.get(number, 0), limits.max_spool_usage or 0
-    _watch_one(
-        broker, key, "spool_usage", "vpn", name, level, limit,
-        limits.spool_usage_high_percent, limits.spool_usage_clear_percent,
-        (header.marks.setdefault(key, []), 0),
-    )  # fmt: skip
+    marks = header.marks.setdefault(key, [])
+    usage = Level("spool_usage", limits, level, limit, marks, 0)
+    _compare_in(header.alerts, key, broker, usage, name, scope="vpn")
     if limit:
-        mark(header.marks[key], broker.now, level)
+        mark(marks, broker.now, level)
     else:
         del header.marks[key]
 
@@ -203,36 +215,12 @@ def _watch_broker(broker: Broker) -> None:
         mark(marks, broker.now, broker.spool.bytes, files, unacked)
         return  # most often
     vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
-    _watch_one(
-        broker, "spool_usage", "spool_usage", "broker", vpn,
-        broker.spool.bytes, system.max_spool_usage,
-        system.spool_usage_high_percent, system.spool_usage_clear_percent, (marks, 0),
-    )  # fmt: skip
-    _watch_one(
-        broker, "spool_files", "spool_files", "broker", vpn,
-        files, system.max_spool_files,
-        system.spool_files_high_percent, system.spool_files_clear_percent, (marks, 1),
-    )  # fmt: skip
-    _watch_one(
-        broker, "delivered_unacked", "delivered_unacked", "broker", vpn,
-        unacked, system.max_delivered_unacked,
-        system.delivered_unacked_high_percent, system.delivered_unacked_clear_percent, (marks, 2),
-    )  # fmt: skip
+    levels = (
+        ("spool_usage", broker.spool.bytes, system.max_spool_usage),
+        ("spool_files", files, system.max_spool_files),
+        ("delivered_unacked", unacked, system.max_delivered_unacked),
+    )
+    for column, (what, level, limit) in enumerate(levels):
+        one = Level(what, system, level, limit, marks, column)
+        _compare_in(header.alerts, what, broker, one, vpn, scope="broker")
     mark(marks, broker.now, broker.spool.bytes, files, unacked)
-
-
-def _watch_one(
-    broker: Broker, key: str, what: str, scope: str, vpn: str, level: int, limit: int,
-    high: float, clear: float, marked: tuple[Marks, int],
-) -> None:  # fmt: skip
-    alerts = broker.header.alerts
-    before = key in alerts
-    over = is_over(level, limit, high, clear, before)
-    if over == before:
-        return
-    if over:
-        alerts.append(key)
-    else:
-        alerts.remove(key)
-    percent = high if over else clear
-    _emit_alert(broker, what, over, vpn, "", level, limit, percent, marked, scope=scope)
