@@ -212,7 +212,7 @@ def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
         spoiled = spoil(store.pages.pop("b/1"))
         if spoiled is not None:
             store.pages["b/1"] = spoiled
-        spool = Spool.load(store, 1, spool.state(), TINY)
+        spool = Spool(store, 1, spool.state(), TINY)
         assert [spool.content(row) for row in rows[:3]] == [None] * 3
         assert all(spool.content(row) for row in rows[3:])
         for row in (rows[0], rows[1], rows[3], rows[4], rows[6]):
