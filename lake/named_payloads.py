@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import Any
 
-from ..state.storage import blocks
+from ..state.storage.blocks import Block
 from .inputs import TOGETHER
 from .opening import Lake
 
@@ -71,7 +71,7 @@ def blocks_of(lake: Lake, named: Named) -> Iterator[tuple[str, bytes]]:
         ]
         found = [c for c in contents if c is not None]
         if len(found) == len(contents):
-            yield page, blocks.written(list(chain.from_iterable(found)), {})
+            yield page, Block(list(chain.from_iterable(found)), {}).page()
 
 
 def _read(

@@ -70,16 +70,6 @@ def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
     return data[:key_at], key, data[headers_at:] or None
 
 
-def written(contents: list[bytes], moved: dict[Name, int]) -> bytes:
-    """The page of a block. moved: the index of each content that came from another block."""
-    parts = [
-        pack("<II", len(contents), len(moved)),
-        pack(f"<{len(contents)}I", *accumulate(map(len, contents))),
-        *[pack("<IQI", index, *name) for name, index in moved.items()],
-    ]
-    return b"".join(chain(parts, contents))
-
-
 def head_bytes(start: bytes) -> int:
     """The bytes of a block's page before its contents. start: its first eight bytes."""
     count, moved = unpack_from("<II", start)
@@ -94,23 +84,40 @@ def ends_of(head: bytes) -> tuple[int, ...] | None:
 
 
 class Block:
-    """A block that was read. A content with missing bytes is lost: it is shorter, or empty."""
+    """The contents of a block, and the index of each one that came from another block. size: of the
+    page that was read; is_whole: whether that had all bytes."""
 
     __slots__ = ("contents", "is_whole", "moved", "size")
 
-    def __init__(self, page: bytes) -> None:
+    def __init__(
+        self, contents: list[bytes], moved: dict[Name, int], size: int = 0, is_whole: bool = True
+    ) -> None:
+        self.contents, self.moved, self.size, self.is_whole = contents, moved, size, is_whole
+
+    @classmethod
+    def read(cls, page: bytes) -> Block:
+        """A block from its page. A content with missing bytes is lost: it is shorter, or empty."""
         count, moved = unpack_from("<II", page)
         at = _HEAD + 4 * count
         begin = at + _MOVED * moved
         ends = [begin, *[begin + end for end in unpack_from(f"<{count}I", page, _HEAD)]]
-        self.size = len(page)
-        self.is_whole = ends[-1] == len(page)
-        self.contents = [page[start:end] for start, end in pairwise(ends)]
-        self.moved: dict[Name, int] = {}
+        names: dict[Name, int] = {}
         for _ in range(moved):
             index, block, there = unpack_from("<IQI", page, at)
-            self.moved[block, there] = index
+            names[block, there] = index
             at += _MOVED
+        contents = [page[start:end] for start, end in pairwise(ends)]
+        return cls(contents, names, len(page), ends[-1] == len(page))
+
+    def page(self) -> bytes:
+        """The block as it is stored."""
+        contents, moved = self.contents, self.moved
+        parts = [
+            pack("<II", len(contents), len(moved)),
+            pack(f"<{len(contents)}I", *accumulate(map(len, contents))),
+            *[pack("<IQI", index, *name) for name, index in moved.items()],
+        ]
+        return b"".join(chain(parts, contents))
 
 
 class BlockCache:
@@ -136,7 +143,7 @@ class BlockCache:
 
     def put(self, number: int, page: bytes) -> Block:
         """Cache a block that was read, or that will be read soon."""
-        block = self._blocks[number] = Block(page)
+        block = self._blocks[number] = Block.read(page)
         self._size += block.size
         while self._size > self._most and len(self._blocks) > 1:
             self._size -= self._blocks.popitem(last=False)[1].size

@@ -23,13 +23,11 @@ from .blocks import (
     BlockCache,
     Content,
     ContentLocation,
-    Name,
     block_key,
     joined,
     length_of,
     parted,
     stored_length,
-    written,
 )  # fmt: skip
 from .match_counts import PAGE_BITS, MatchCounts
 from .row import IN_MEMORY, NO_KEY, Row
@@ -79,8 +77,7 @@ class Spool:
         self._table = BlockTable(store, state.open_block, state.blocks)
         self._cache = BlockCache(store, limits)
         self._next_block = state.next_block
-        self._open: list[bytes] = []  # contents of the open block
-        self._moved: dict[Name, int] = {}  # the index of contents that came from other blocks
+        self._open = Block([], {})
         self._changed = False  # the page of the open block lacks its newest contents
         self._soon = False  # it has contents of live rows, which are read soon
         if state.open_block:
@@ -88,7 +85,7 @@ class Spool:
             if block is None:  # its page is missing
                 self._table.close()
             else:
-                self._open, self._moved = block.contents, block.moved
+                self._open = block
                 self._cache.forget(state.open_block)
 
     # ------------------------------------------------------------ storing
@@ -194,13 +191,14 @@ class Spool:
         is_open = home == table.open != 0
         if is_open:  # a dead content takes no room in the open block
             for index in indexes:
-                self._open[index if home == block else self._moved[block, index]] = b""
+                at = index if home == block else self._open.moved[block, index]
+                self._open.contents[at] = b""
             self._changed = True
         table.release(block, indexes, length)
         if home not in table.infos or not table.infos[home].messages:
             self._cache.forget(home)
             if is_open:
-                self._open, self._moved, self._changed = [], {}, False
+                self._open, self._changed = Block([], {}), False
 
     # ------------------------------------------------------------ reading
 
@@ -211,9 +209,8 @@ class Spool:
     def contents(self, rows: Sequence[Row]) -> list[Content | None]:
         """The `content` of each row. Neighbours in one block cost one look-up of the block."""
         found: list[Content | None] = []
-        block = 0
-        stored: list[bytes] | None = None  # has the contents named by `block`
-        moved: dict[Name, int] | None = None  # their indexes there; None: those of their names
+        block = home = 0  # home: the block that has the contents named by `block`
+        stored: Block | None = None  # that one
         for row in rows:
             at: Row | ContentLocation = row
             if not row.block:
@@ -225,26 +222,15 @@ class Spool:
                 at = location
             if at.block != block:
                 block = at.block
-                stored, moved = self._stored(block)
-            index = at.index if moved is None else moved.get((block, at.index), -1)
-            if stored is not None and 0 <= index < len(stored):
-                found.append(parted(stored[index], at))
-            else:  # it is lost, unless it is empty
-                found.append(parted(b"", at))
+                home = self._table.home_of(block)
+                stored = self._open if home == self._table.open else self._cache.get(home)
+            data = b""  # it is lost, unless it is empty
+            if stored is not None:
+                index = at.index if home == block else stored.moved.get((block, at.index), -1)
+                if 0 <= index < len(stored.contents):
+                    data = stored.contents[index]
+            found.append(parted(data, at))
         return found
-
-    def _stored(self, block: int) -> tuple[list[bytes] | None, dict[Name, int] | None]:
-        """The contents of the block that has those named by this one (None: its page is missing),
-        and their indexes there (None: those of their names)."""
-        home = self._table.home_of(block)
-        if not home:
-            return None, None
-        if home == self._table.open:
-            return self._open, None if home == block else self._moved
-        stored = self._cache.get(home)
-        if stored is None:
-            return None, None
-        return stored.contents, None if home == block else stored.moved
 
     # ------------------------------------------------------------ writing to blocks
 
@@ -284,7 +270,7 @@ class Spool:
         start = 0
         while start < len(found):
             info = table.infos[table.open] if table.open else self._begin()
-            stored, size, room = self._open, 0, most - info.bytes
+            stored, size, room = self._open.contents, 0, most - info.bytes
             number, first = info.number, len(stored)
             for content, at in found[start:] if start else found:
                 payload, key, headers = content
@@ -310,7 +296,7 @@ class Spool:
         return self._table.begin(self._next_block - 1)
 
     def _write_open(self) -> bytes:
-        page = written(self._open, self._moved)
+        page = self._open.page()
         self._store.put(block_key(self._table.open), page)
         self._changed = False
         return page
@@ -321,7 +307,7 @@ class Spool:
         if self._soon:
             self._cache.put(self._table.open, page)
         self._table.close()
-        self._open, self._moved, self._soon = [], {}, False
+        self._open, self._soon = Block([], {}), False
 
     # ------------------------------------------------------------ marks
 
@@ -395,8 +381,8 @@ class Spool:
             name = names.get(index, (source.number, index))
             if not table.lives(name):
                 continue
-            self._moved[name] = len(self._open)
-            self._open.append(data)
+            self._open.moved[name] = len(self._open.contents)
+            self._open.contents.append(data)
             table.append(target, 1, len(data), own=False)
             table.move(name, source, target, len(data))
         self._changed = True
