@@ -297,12 +297,12 @@ def _take_lane(
         if sent.to[at] in kept_out:
             return (at - start, Reason.PERMISSION_DENIED.value, "")
         n = _alike(sent, at, end)
-        if n > 1 and admission.offer(sent.vpn, _incoming(broker, sent, at, at + n), Outcome()):
+        if n > 1 and admission.offer(_incoming(broker, sent, at, at + n, Outcome())):
             at += n
             continue
         for row in range(at, at + n):
             outcome = Outcome()
-            admission.offer(sent.vpn, _incoming(broker, sent, row, row + 1), outcome)
+            admission.offer(_incoming(broker, sent, row, row + 1, outcome))
             if outcome.refusal is not None and not _is_kept_out(broker, sent, row, outcome):
                 return (row - start, *outcome.refusal)
         at += n
@@ -331,7 +331,7 @@ def _alike(sent: BridgeSend, at: int, end: int) -> int:
     return max(n - at, 1)
 
 
-def _incoming(broker: Broker, sent: BridgeSend, at: int, end: int) -> Incoming:
+def _incoming(broker: Broker, sent: BridgeSend, at: int, end: int, outcome: Outcome) -> Incoming:
     """Messages as their producer sent them. A time to live counts from the publish (X4)."""
     (topic, partition, offset), n = _position(broker), end - at
     ends = sent.ttl_ends[at]
@@ -343,6 +343,7 @@ def _incoming(broker: Broker, sent: BridgeSend, at: int, end: int) -> Incoming:
     return Incoming(
         topic, header, 0, sent.keys[at:end], texts, sent.payloads[at:end], [partition] * n,
         [offset] * n, sent.times[at:end], list(range(at, end)),
+        sent.vpn, outcome,
     )  # fmt: skip
 
 

@@ -39,17 +39,14 @@ from ..rules.routing import queues_of_destination, queues_of_record
 from ..storage.row import NEVER, READY, Row
 from .admission_checks import (
     NACK,
-    Answerable,
     CheckedMessages,
     check_messages,
     count_no_json,
+    count_refusal,
     discard,
-    discard_of_vpn,
     no_files,
     refuse,
-    refuse_of_vpn,
     refuse_plain,
-    told_name,
 )
 from .incoming import Incoming, alike
 
@@ -112,15 +109,16 @@ class Admission:
             self._malformed(vpn, records, at, str(error))
             return at + 1
         if vpn is not None:
-            queues = queues_of_destination(broker, vpn, header.to)
-            self._take_in(vpn, queues, messages, together)
+            messages.vpn = vpn
+            self._take_in(queues_of_destination(broker, vpn, header.to), messages, together)
         else:
             for name, queues in self._captured(messages):
+                messages.vpn = name
                 for queue in queues:
                     if not queue.header.reads_plain:
                         queue.header.reads_plain = True
                         self._broker.touch(queue)
-                self._take_in(name, queues, messages, together)
+                self._take_in(queues, messages, together)
         return end
 
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
@@ -175,29 +173,27 @@ class Admission:
 
     # ------------------------------------------------------------ together, or one by one
 
-    def _take_in(
-        self, vpn: str, queues: list[Queue], messages: Incoming, together: bool
-    ) -> None:  # fmt: skip
+    def _take_in(self, queues: list[Queue], messages: Incoming, together: bool) -> None:
         """Admit messages. together: all at once if all of them can be stored."""
-        producer = self._producer(vpn, messages)
+        producer = self._producer(messages)
         if producer is not None:  # its start numbers from there
-            messages.seq = messages.header.seq + producer.receipt.base
+            messages.sender, messages.seq = producer, messages.header.seq + producer.receipt.base
         if len(messages.payloads) == 1:
-            self._publish(vpn, queues, messages, producer)
+            self._publish(queues, messages, producer)
             return
-        checked = self._check_together(vpn, queues, messages, producer) if together else None
+        checked = self._check_together(queues, messages, producer) if together else None
         if checked is not None:
             broker, place = self._broker, self._broker.at
             broker.at = ONE_OF_SEVERAL
-            self._finish(vpn, messages, producer, checked)
+            self._finish(messages, checked)
             broker.at = place
             return
         for one in messages.each():
             self._broker.at = one.place
-            self._publish(vpn, queues, one, producer)
+            self._publish(queues, one, producer)
 
     def _check_together(
-        self, vpn: str, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
+        self, queues: list[Queue], messages: Incoming, producer: ProducerHistory | None
     ) -> CheckedMessages | None:
         """Check several messages at once. None: a queue does not store all of them, or a check
         failed; then they are checked one by one to find the one at fault."""
@@ -212,20 +208,21 @@ class Admission:
             for queue in queues:
                 if queue.early.ranges or program_of(queue) is not None:
                     return None
-            checked = check_messages(broker, vpn, list(map(plain_match, queues)), messages)
+            checked = check_messages(broker, list(map(plain_match, queues)), messages)
             if checked.refused or checked.discards or checked.no_json:
                 return None
             return checked if checked.size <= self._room else None
         except Exception:  # nothing has changed
             return None
 
-    def _producer(self, vpn: str, messages: Incoming) -> ProducerHistory | None:
+    def _producer(self, messages: Incoming) -> ProducerHistory | None:
         """The history of the producer that waits for an answer; None for a plain record."""
         header = messages.header
         if not header.producer:
             return None
         broker = self._broker
-        where = histories_at(vpn, broker.header.speaks_for, messages.topic, messages.partitions[0])
+        speaks_for, partition = broker.header.speaks_for, messages.partitions[0]
+        where = histories_at(messages.vpn, speaks_for, messages.topic, partition)
         producer = broker.producer(where, header.producer)
         producer.set_sender(header.reply, header.start)
         if header.durability == DELTA:
@@ -234,7 +231,7 @@ class Admission:
         return producer
 
     def _publish(
-        self, vpn: str, queues: list[Queue], message: Incoming, producer: ProducerHistory | None
+        self, queues: list[Queue], message: Incoming, producer: ProducerHistory | None
     ) -> None:
         """Admit one message, or refuse it."""
         broker, header, seq = self._broker, message.header, message.seq
@@ -242,7 +239,7 @@ class Admission:
             if producer.is_superseded(seq):
                 why = f"another producer with the id {header.producer[:200]!r} has started since"
                 reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
-                refuse_of_vpn(broker, vpn, seq, None, (reason, why), message)
+                count_refusal(broker, None, reason, message)
                 producer.refused_as_superseded(seq, why)
                 return
             if not producer.is_new(seq):
@@ -251,36 +248,34 @@ class Admission:
             behind = refusal_of_tables(broker, header)
             if behind:
                 producer.take(seq)
-                refuse_of_vpn(broker, vpn, seq, producer, (Reason.NO_TABLES, behind), message)
+                refuse(broker, None, Reason.NO_TABLES, message, behind)
                 return
-        self._match(vpn, queues, message, producer)
+        self._match(queues, message)
 
-    def _match(
-        self, vpn: str, queues: list[Queue], message: Incoming, sender: Answerable | None
-    ) -> None:
+    def _match(self, queues: list[Queue], message: Incoming) -> None:
         """Admit one message to the queues that it matches, or refuse it."""
         priority = message.header.priority
         found = [match(q, message.payloads[0], priority, message.keys[0]) for q in queues]
         matches = [one for one in found if one is not None]
         if not matches:
-            self._refuse_unmatched(vpn, sender, message)
+            self._refuse_unmatched(message)
         elif self._room <= 0 or self._room < sum(message.sizes()[0]):
-            self._finish(vpn, message, sender, no_files(matches))
+            self._finish(message, no_files(matches))
         else:
-            self._finish(vpn, message, sender, check_messages(self._broker, vpn, matches, message))
+            self._finish(message, check_messages(self._broker, matches, message))
 
     # ------------------------------------------------------------ messages of a bridge
 
-    def offer(self, vpn: str, messages: Incoming, sender: Answerable) -> bool:
+    def offer(self, messages: Incoming) -> bool:
         """Admit messages from a bridge, which gets the outcome. Several are admitted only if all
         can be stored; otherwise nothing happens and this returns False."""
-        queues = queues_of_destination(self._broker, vpn, messages.header.to)
+        queues = queues_of_destination(self._broker, messages.vpn, messages.header.to)
         if len(messages.payloads) == 1:
-            self._match(vpn, queues, messages, sender)
+            self._match(queues, messages)
             return True
-        checked = self._check_together(vpn, queues, messages, None)
+        checked = self._check_together(queues, messages, None)
         if checked is not None:
-            self._finish(vpn, messages, sender, checked)
+            self._finish(messages, checked)
         return checked is not None
 
     def close(self) -> None:
@@ -290,28 +285,24 @@ class Admission:
 
     # ------------------------------------------------------------ the outcome
 
-    def _finish(
-        self, vpn: str, messages: Incoming, producer: Answerable | None, checked: CheckedMessages
-    ) -> None:
+    def _finish(self, messages: Incoming, checked: CheckedMessages) -> None:
         """Store checked messages in the queues that take them, and answer."""
-        broker, header, seq = self._broker, messages.header, messages.seq
+        broker, sender, seq = self._broker, messages.sender, messages.seq
         n = len(messages.payloads)
-        if producer:
-            producer.take(seq, n)
+        if sender:
+            sender.take(seq, n)
         if checked.no_json:
-            count_no_json(broker, vpn, checked, messages.topic, self._told)
-        if producer is None and not header.to:
-            refuse_plain(broker, vpn, checked, messages)
+            count_no_json(broker, checked, messages, self._told)
+        if sender is None and not messages.header.to:
+            refuse_plain(broker, checked, messages)
         elif checked.refused:
-            refuse(broker, vpn, seq, producer, *checked.refused[0], messages)
+            refuse(broker, *checked.refused[0], messages)
             return
         for queue, reason in checked.discards:
-            discard(broker, vpn, queue, reason, messages)
-            if producer:
-                producer.discarded(seq, reason.value, told_name(queue))
+            discard(broker, queue, reason, messages)
         number = self._store(checked, messages) if checked.kept else 0
-        if producer:
-            producer.stored(seq, number, n)
+        if sender:
+            sender.stored(seq, number, n)
 
     def _store(self, checked: CheckedMessages, messages: Incoming) -> int:
         """Store messages with all their matches; returns the first id (S1)."""
@@ -360,22 +351,20 @@ class Admission:
         for row in rows if queue.early.ranges else ():
             apply_early_ack(broker, queue, row)
 
-    def _refuse_unmatched(self, vpn: str, producer: Answerable | None, message: Incoming) -> None:
+    def _refuse_unmatched(self, message: Incoming) -> None:
         """Refuse or discard a message that no queue takes (S6)."""
-        header, seq = message.header, message.seq
-        if not header.to:
+        broker, to, sender = self._broker, message.header.to, message.sender
+        if not to:
             return  # a plain record, refused by filters: nobody waits for an answer
-        if producer:
-            producer.take(seq)
+        if sender:
+            sender.take(message.seq)
         reason = Reason.NO_MATCHING_DESTINATION
-        if self._broker.header.system.on_no_match == NACK:
-            why = f"no queue takes {header.to[:200]!r}"
-            refuse_of_vpn(self._broker, vpn, seq, producer, (reason, why), message)
+        if broker.header.system.on_no_match == NACK:
+            refuse(broker, None, reason, message, f"no queue takes {to[:200]!r}")
             return
-        discard_of_vpn(self._broker, vpn, reason, message)
-        if producer:
-            producer.stored(seq, 0)
-            producer.discarded(seq, reason.value, "")
+        discard(broker, None, reason, message)
+        if sender:
+            sender.stored(message.seq, 0)
 
 
 def _of_one_broker(records: Records, at: int, end: int) -> int:

@@ -7,8 +7,6 @@ it (S5).
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 
 from ...protocol.errors import Reason
@@ -19,22 +17,6 @@ from ..rules.entry_checks import Match, refusal
 from .incoming import Incoming, is_json
 
 NACK, DISCARD = "nack", "discard"
-
-
-class Answerable(Protocol):
-    """A sender that gets the outcome of its messages: a producer or a bridge."""
-
-    def take(self, seq: int, count: int = 1) -> None:
-        """Messages have arrived."""
-
-    def stored(self, seq: int, number: int, count: int = 1) -> None:
-        """They were stored, with ids from ``number`` on."""
-
-    def discarded(self, seq: int, reason: str, queue: str) -> None:
-        """A queue discarded one, by its policy (S4)."""
-
-    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
-        """A queue refused one."""
 
 
 class CheckedMessages(msgspec.Struct):
@@ -50,13 +32,11 @@ class CheckedMessages(msgspec.Struct):
     no_json: list[Queue] = []
 
 
-def check_messages(
-    broker: Broker, vpn: str, matches: list[Match], messages: Incoming
-) -> CheckedMessages:
+def check_messages(broker: Broker, matches: list[Match], messages: Incoming) -> CheckedMessages:
     """Check messages for all queues that they match. Several messages get one outcome."""
     payloads, (sizes, largest) = messages.payloads, messages.sizes()
     checked = CheckedMessages(sizes, sum(sizes))
-    reason = of_broker(broker, vpn, checked.size, largest)
+    reason = of_broker(broker, messages.vpn, checked.size, largest)
     priority = messages.header.priority
     valid: bool | None = None
     for one in matches:
@@ -113,13 +93,13 @@ def outcome(queue: Queue) -> str:
 # ---------------------------------------------------------------- consequences
 
 
-def told_name(queue: Queue) -> str:
+def told_name(queue: Queue | None) -> str:
     """The name in answers to clients: a stand-in has that of its queue."""
-    return queue.header.stands_for or queue.definition.name
+    return "" if queue is None else queue.header.stands_for or queue.definition.name
 
 
 def count_no_json(
-    broker: Broker, vpn: str, checked: CheckedMessages, topic: str, reported: set[int]
+    broker: Broker, checked: CheckedMessages, messages: Incoming, reported: set[int]
 ) -> None:
     """Count messages that are not JSON in `json` queues, with one event per queue and step.
     reported: the queues that had theirs."""
@@ -128,8 +108,10 @@ def count_no_json(
         broker.touch(queue)
         if queue.number not in reported:
             reported.add(queue.number)
-            invalid = queue.header.invalid
-            broker.event("invalid_json", vpn, queue.definition.name, topic=topic, invalid=invalid)
+            broker.event(
+                "invalid_json", messages.vpn, queue.definition.name, topic=messages.topic,
+                invalid=queue.header.invalid,
+            )  # fmt: skip
 
 
 def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
@@ -140,66 +122,60 @@ def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:
     broker.touch(queue)
 
 
-def discard(broker: Broker, vpn: str, queue: Queue, reason: Reason, record: Incoming) -> None:
-    """Discard a message for one queue (S4)."""
-    count_discarded(broker, queue, reason)
-    _journal(broker, "discarded", vpn, told_name(queue), reason, record)
+def discard(broker: Broker, queue: Queue | None, reason: Reason, message: Incoming) -> None:
+    """Discard a message for one queue (S4). Without a queue: it matches none (S6)."""
+    if queue is None:
+        broker.count_refused(message.vpn, reason.value)
+    else:
+        count_discarded(broker, queue, reason)
+    _journal(broker, "discarded", queue, reason, message)
+    if message.sender:
+        message.sender.discarded(message.seq, reason.value, told_name(queue))
 
 
 def refuse(
-    broker: Broker, vpn: str, seq: int, producer: Answerable | None, queue: Queue,
-    reason: Reason, record: Incoming,
-) -> None:  # fmt: skip
-    """Refuse a message because of one queue; then no queue stores it."""
-    name = told_name(queue)
-    rejected = queue.header.rejected
-    rejected[reason.value] = rejected.get(reason.value, 0) + 1
-    broker.touch(queue)
-    _journal(broker, "rejected", vpn, name, reason, record)
-    if producer:
-        producer.refused(seq, reason.value, name, "")
+    broker: Broker, queue: Queue | None, reason: Reason, message: Incoming, detail: str = ""
+) -> None:
+    """Refuse a message because of one queue, or for a reason that concerns none. No queue stores
+    it."""
+    count_refusal(broker, queue, reason, message)
+    if message.sender:
+        message.sender.refused(message.seq, reason.value, told_name(queue), detail)
 
 
-def refuse_plain(broker: Broker, vpn: str, checked: CheckedMessages, record: Incoming) -> None:
+def count_refusal(broker: Broker, queue: Queue | None, reason: Reason, message: Incoming) -> None:
+    """Count and journal a refusal."""
+    if queue is None:
+        broker.count_refused(message.vpn, reason.value)
+    else:
+        rejected = queue.header.rejected
+        rejected[reason.value] = rejected.get(reason.value, 0) + 1
+        broker.touch(queue)
+    _journal(broker, "rejected", queue, reason, message)
+
+
+def refuse_plain(broker: Broker, checked: CheckedMessages, record: Incoming) -> None:
     """Handle queues that refuse a plain record. Its writer gets no answer, so the other queues keep
     it (S5). The queue counts each one, and writes an event for the first in a row."""
     for queue, reason in checked.refused:
-        refuse(broker, vpn, 0, None, queue, reason, record)
+        refuse(broker, queue, reason, record)
     for queue, reason in checked.refused + checked.discards:
         if not queue.header.refuses_plain:
             queue.header.refuses_plain = True
             broker.event(
-                "plain_record_refused", vpn, told_name(queue), topic=record.topic,
+                "plain_record_refused", record.vpn, told_name(queue), topic=record.topic,
                 reason=reason.value,
             )  # fmt: skip
     for one in checked.kept:
         one.queue.header.refuses_plain = False
 
 
-def refuse_of_vpn(
-    broker: Broker, vpn: str, seq: int, producer: Answerable | None,
-    why: tuple[Reason, str], record: Incoming,
-) -> None:  # fmt: skip
-    """Refuse a message for a reason that concerns no queue."""
-    reason, detail = why
-    _journal(broker, "rejected", vpn, "", reason, record)
-    broker.count_refused(vpn, reason.value)
-    if producer:
-        producer.refused(seq, reason.value, "", detail)
-
-
-def discard_of_vpn(broker: Broker, vpn: str, reason: Reason, record: Incoming) -> None:
-    """Discard a message that matches no queue (S6)."""
-    _journal(broker, "discarded", vpn, "", reason, record)
-    broker.count_refused(vpn, reason.value)
-
-
 def _journal(
-    broker: Broker, event: str, vpn: str, queue: str, reason: Reason, record: Incoming
+    broker: Broker, event: str, queue: Queue | None, reason: Reason, message: Incoming
 ) -> None:
     broker.journal.segments.append(
         JournalSegment(
-            event, vpn, queue, reason=reason.value, topic=record.topic,
-            partitions=record.partitions, offsets=record.offsets, items=record.items,
+            event, message.vpn, told_name(queue), reason=reason.value, topic=message.topic,
+            partitions=message.partitions, offsets=message.offsets, items=message.items,
         )
     )  # fmt: skip

@@ -7,6 +7,7 @@ together.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 import msgspec
 
@@ -20,10 +21,27 @@ SEQ_PLAIN = 1 << 61  # far enough below the highest sequence that no series of r
 _any_json = msgspec.json.Decoder(msgspec.Raw)
 
 
+class Answerable(Protocol):
+    """A sender that gets the outcome of its messages: a producer or a bridge."""
+
+    def take(self, seq: int, count: int = 1) -> None:
+        """Messages have arrived."""
+
+    def stored(self, seq: int, number: int, count: int = 1) -> None:
+        """They were stored, with ids from ``number`` on."""
+
+    def discarded(self, seq: int, reason: str, queue: str) -> None:
+        """A queue discarded one, by its policy (S4)."""
+
+    def refused(self, seq: int, reason: str, queue: str, detail: str) -> None:
+        """A queue refused one."""
+
+
 class Incoming(msgspec.Struct):
     """One message, or several with the same header; the parts that differ are columns.
 
-    keys, headers: None or empty if a message has none; items: the index of each in its record.
+    keys, headers: None or empty if a message has none; items: the index of each in its record;
+    sender: None if nobody waits for an answer.
     """
 
     topic: str
@@ -36,6 +54,8 @@ class Incoming(msgspec.Struct):
     offsets: list[int]
     times: list[int]
     items: list[int]
+    vpn: str = ""
+    sender: Answerable | None = None
 
     @classmethod
     def of(cls, records: Records, at: int, end: int, header: PublishHeader, now: int) -> Incoming:
@@ -87,7 +107,7 @@ class Incoming(msgspec.Struct):
             yield Incoming(
                 self.topic, self.header, self.seq + at, self.keys[one], self.headers[one],
                 self.payloads[one], self.partitions[one], self.offsets[one], self.times[one],
-                self.items[one],
+                self.items[one], self.vpn, self.sender,
             )  # fmt: skip
 
 

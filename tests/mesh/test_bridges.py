@@ -146,11 +146,11 @@ def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
     failed: list[int] = []
     offer = Admission.offer
 
-    def poisoned(self: Any, vpn: str, messages: Any, sender: Any) -> bool:
-        if vpn == ends.far.vpn and b"poison" in messages.payloads:
-            failed.append(len(messages))
+    def poisoned(self: Any, messages: Any) -> bool:
+        if messages.vpn == ends.far.vpn and b"poison" in messages.payloads:
+            failed.append(len(messages.payloads))
             raise ZeroDivisionError("poison")
-        return offer(self, vpn, messages, sender)
+        return offer(self, messages)
 
     monkeypatch.setattr(Admission, "offer", poisoned)
     endpoint = f"#bridge/{ends.bridge}"

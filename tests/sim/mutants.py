@@ -188,9 +188,9 @@ def what_a_failed_step_changed_stays(original: Any, self: Driver, *rest: Any) ->
 
 @planted(admission.Admission, "_take_in")
 def one_of_several_fails_among_them_again(
-    original: Any, self: Any, vpn: str, queues: Any, messages: Any, together: bool
+    original: Any, self: Any, queues: Any, messages: Any, together: bool
 ) -> None:
-    original(self, vpn, queues, messages, True)
+    original(self, queues, messages, True)
 
 
 @planted(directory, "hear_entries")

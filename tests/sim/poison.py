@@ -38,10 +38,10 @@ def poisoned() -> Iterator[None]:
     check, one, serve = admission.check_messages, intake._one, delivery._serve
     take_in, store = handover.take_in, admission.Admission._store
 
-    def checked(broker: Broker, vpn: str, matches: Any, messages: Any) -> Any:
+    def checked(broker: Broker, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:  # a check changes nothing
             raise Poison("a message")
-        return check(broker, vpn, matches, messages)
+        return check(broker, matches, messages)
 
     def stored(self: Any, checked: Any, messages: Any) -> int:
         if messages.header.priority == POISONED_STORE:
