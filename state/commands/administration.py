@@ -28,10 +28,8 @@ from ...protocol.commands import (
     Delete,
     ExistingTopics,
     Purge,
-    RecordRefused,
     RecordsLost,
     Shutdown,
-    Stuck,
 )
 from ...protocol.errors import ConfigError, Problem, no_such_queue
 from ...protocol.ids import parse_ranges
@@ -287,16 +285,6 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
         apply(broker, queue, here, Event.PURGE, reason=reason)
     task.result = task.done["n"] = task.done.get("n", 0) + len(here) + others
     return part.last
-
-
-def was_stuck(broker: Broker, vpn: str, command: Stuck) -> None:
-    """Write an event: the engine had to restart this broker."""
-    broker.event("broker_stuck", vpn, why=command.why)
-
-
-def record_refused(broker: Broker, vpn: str, command: RecordRefused) -> None:
-    """Write an event: Kafka refused a record of the broker."""
-    broker.event("record_refused", vpn, topic=command.topic, why=command.why)
 
 
 def existing_topics(broker: Broker, vpn: str, command: ExistingTopics) -> None:

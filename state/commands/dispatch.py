@@ -8,16 +8,7 @@ from typing import Any
 
 from ...protocol import commands as c
 from ..rules.durable import tables_have
-from . import (
-    administration,
-    inspection,
-    leases,
-    moving,
-    sessions,
-    topic_subscriptions,
-)
-from .leases import begin_again
-from .moving import redrive
+from . import administration, inspection, leases, moving, sessions, topic_subscriptions
 from .multi_step_commands import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
@@ -29,8 +20,10 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Heartbeat: sessions.heartbeat,
     c.Bye: sessions.bye,
     c.RecordsLost: administration.records_lost,
-    c.Stuck: administration.was_stuck,
-    c.RecordRefused: administration.record_refused,
+    c.Stuck: lambda broker, vpn, one: broker.event("broker_stuck", vpn, why=one.why),
+    c.RecordRefused: lambda broker, vpn, one: broker.event(
+        "record_refused", vpn, topic=one.topic, why=one.why
+    ),
     c.Tables: tables_have,
     c.ExistingTopics: administration.existing_topics,
     c.Tick: lambda broker, vpn, command: None,
@@ -46,7 +39,7 @@ OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) �
     c.Shutdown: administration.shutdown,
     c.SubscribeTopic: topic_subscriptions.subscribe_topic,
     c.UnsubscribeTopic: topic_subscriptions.unsubscribe_topic,
-    c.Describe: inspection.describe_one,
+    c.Describe: lambda broker, vpn, queue, command: inspection.describe(broker, queue),
     c.Browse: inspection.browse,
 }
 IN_TURN.update(  # (broker, queue, task, command, budget) → is it done
@@ -60,8 +53,8 @@ IN_TURN.update(  # (broker, queue, task, command, budget) → is it done
         c.Purge: administration.purge,
         c.Move: moving.move,
         c.Edit: moving.edit,
-        c.Redrive: redrive,
-        c.BeginAgain: begin_again,
+        c.Redrive: moving.redrive,
+        c.BeginAgain: leases.begin_again,
         c.Undeliverable: leases.undeliverable,
         c.Delete: administration.remove_messages,
         c.MoveQueue: lambda broker, queue, task, _, budget: broker.mesh.leave(queue, task, budget),

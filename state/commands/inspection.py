@@ -10,7 +10,7 @@ import msgspec
 
 from ...definitions import is_regex
 from ...expressions import predicate
-from ...protocol.commands import Browse, Captures, Describe, Events, Queues, Usage
+from ...protocol.commands import Browse, Captures, Events, Queues, Usage
 from ...protocol.descriptions import TOPIC_MISSING
 from ..limits import Budget
 from ..queue.broker import BUCKETS, Broker, bucket
@@ -31,11 +31,6 @@ LEVEL_MAX = (1 << 64) - 1
 BROWSED_TOGETHER = 256
 TOPIC_FOUND_MS = 60_000
 LATER = 1 << 191  # browse lists cold delayed messages behind all others
-
-
-def describe_one(broker: Broker, vpn: str, queue: Queue, command: Describe) -> dict[str, Any]:
-    """Carry out `Describe`."""
-    return describe(broker, queue)
 
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:

@@ -29,6 +29,7 @@ from .selection import Chosen, choose_messages
 
 ROUNDS = 64
 _facts = attrgetter("id", "number", "deliveries", "priority", "time", "expires")
+_number = attrgetter("number")
 _DELIVER, _REDELIVER = Event.DELIVER, Event.REDELIVER  # reading them from the enum is slow
 
 
@@ -80,10 +81,6 @@ def _wanting(broker: Broker) -> list[Queue]:
     if len(found) > 1:
         found.sort(key=_number)
     return found
-
-
-def _number(queue: Queue) -> int:
-    return queue.number
 
 
 def _serve_waiting(broker: Broker, budget: Budget, looks: Budget) -> None:

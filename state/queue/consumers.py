@@ -13,6 +13,7 @@ consumers wait. Other brokers have few subscriptions, so these are looked at eac
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from operator import attrgetter
 
 import msgspec
 
@@ -22,6 +23,7 @@ from ..storage.row import NEVER
 from .header import Subscription
 
 UNLIMITED = 1 << 62
+_number = attrgetter("number")
 
 
 def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
@@ -283,7 +285,3 @@ class Consumers:
     def _time_of(self, number: int) -> int:
         one = self.by_number.get(number)
         return NEVER if one is None else one.again_at()
-
-
-def _number(one: Subscription) -> int:
-    return one.number

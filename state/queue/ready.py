@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from heapq import heapify, heappop, heappush
+from operator import itemgetter
 
 import msgspec
 
@@ -305,7 +306,7 @@ class Ready:
                 turn = turns.get(row.lane, 0 if first else 1)
                 turns[row.lane] = turn + 1
             ranked.append((turn, row))
-        ranked.sort(key=_turn)
+        ranked.sort(key=itemgetter(0))
         return ranked
 
     def unpark(self, lane: Lane) -> None:
@@ -454,7 +455,3 @@ class Ready:
                 for row in rows:
                     view.leave(row)
         return found
-
-
-def _turn(ranked: tuple[int, Row]) -> int:
-    return ranked[0]

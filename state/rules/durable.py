@@ -9,7 +9,7 @@ Without such a command (in memory) there are no tables to wait for.
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ...protocol.commands import Tables
 from ...protocol.messages import PublishHeader
@@ -46,12 +46,9 @@ def answer(broker: Broker, producer: ProducerHistory) -> None:
         if one.nacks:
             broker.emit(replace(one, up_to=0, runs=[], discarded=[], repeated=[]))
         if one.runs:
-            broker.held.append(
-                HeldReceipt(
-                    one.vpn, one.producer, one.up_to, one.partition, one.runs, one.discarded,
-                    one.broker, one.repeated, one.start, one.base, producer.needs,
-                )
-            )  # fmt: skip
+            fields = asdict(one)
+            del fields["nacks"]  # they were sent
+            broker.held.append(HeldReceipt(**fields, needs=producer.needs))
 
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
@@ -70,13 +67,9 @@ def send_held_receipts(broker: Broker) -> None:
     for _ in range(broker.limits.due_names):
         if not broker.held or not _are_in_tables(broker, broker.held[0].needs):
             return
-        one = broker.held.popleft()
-        broker.emit(
-            Receipts(
-                one.vpn, one.producer, one.up_to, one.partition, one.runs, [], one.discarded,
-                one.broker, one.repeated, one.start, one.base,
-            )
-        )  # fmt: skip
+        fields = asdict(broker.held.popleft())
+        del fields["needs"]
+        broker.emit(Receipts(**fields))
     broker.more_to_do = True
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 
 from .calendar import Calendar
 from .row import NEVER
@@ -24,12 +25,7 @@ class IdRange:
     until: int
 
 
-def _last(one: IdRange) -> int:
-    return one.last
-
-
-def _first(one: IdRange) -> int:
-    return one.first
+_first, _last = attrgetter("first"), attrgetter("last")
 
 
 class IdRanges:

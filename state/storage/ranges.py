@@ -9,8 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import islice
+from operator import itemgetter
 
 Ranges = list[list[int]]
+_first = itemgetter(0)
 
 
 def contains(ranges: Ranges, number: int) -> bool:
@@ -68,7 +70,3 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
         if first <= last:
             rest.append([first, last])
     return rest
-
-
-def _first(one: list[int]) -> int:
-    return one[0]
