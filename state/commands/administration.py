@@ -21,16 +21,8 @@ from ...definitions import (
     redefine,
 )
 from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
+from ...protocol import commands as c
 from ...protocol import topics
-from ...protocol.commands import (
-    Configure,
-    Define,
-    Delete,
-    ExistingTopics,
-    Purge,
-    RecordsLost,
-    Shutdown,
-)
 from ...protocol.errors import ConfigError, Problem, no_such_queue
 from ...protocol.ids import parse_ranges
 from ...protocol.outputs import DirectoryEntry, Reply
@@ -54,7 +46,7 @@ OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # events abo
 _encode = msgspec.msgpack.encode
 
 
-def configure(broker: Broker, vpn: str, command: Configure) -> None:
+def configure(broker: Broker, vpn: str, command: c.Configure) -> None:
     """Set limits of the system and of VPNs."""
     configuration = parse_configuration({"system": command.system, "vpns": command.vpns})
     broker.header.system = configuration.system
@@ -68,7 +60,7 @@ def configure(broker: Broker, vpn: str, command: Configure) -> None:
 # ---------------------------------------------------------------- define
 
 
-def define(broker: Broker, vpn: str, command: Define) -> None:
+def define(broker: Broker, vpn: str, command: c.Define) -> None:
     """Define a queue, or define it again (Q9). The same definition again changes nothing."""
     mapping, identity = command.definition, name_of(command.definition)
     existing = None if identity is None else broker.find(vpn, identity[1])
@@ -220,7 +212,7 @@ def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
 # ---------------------------------------------------------------- delete
 
 
-def delete(broker: Broker, vpn: str, command: Delete) -> None:
+def delete(broker: Broker, vpn: str, command: c.Delete) -> None:
     """Delete a queue. Its name is free at once, and none of its messages is delivered any more
     (S7). `remove_messages` removes them, over several steps."""
     queue = broker.find(vpn, command.queue)
@@ -233,7 +225,7 @@ def delete(broker: Broker, vpn: str, command: Delete) -> None:
     queue.header.faulted = ""
     broker.touch(queue)
     broker.event("deleted", vpn, queue.definition.name)
-    begin(broker, vpn, queue, Delete(queue=queue.definition.name), bounded=False)
+    begin(broker, vpn, queue, c.Delete(queue=queue.definition.name), bounded=False)
     if not queue.header.stands_for:
         _emit_entry(broker, vpn, command.queue, "")
 
@@ -250,7 +242,7 @@ def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
 
 
 def remove_messages(
-    broker: Broker, queue: Queue, task: Task, command: Delete, budget: Budget
+    broker: Broker, queue: Queue, task: Task, command: c.Delete, budget: Budget
 ) -> bool:
     """Remove a deleted queue's messages, and then the queue."""
     part = wanted(broker, queue, task, None, None, budget, moving=True)
@@ -263,7 +255,7 @@ def remove_messages(
 # ---------------------------------------------------------------- the rest
 
 
-def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
+def shutdown(broker: Broker, vpn: str, queue: Queue, command: c.Shutdown) -> None:
     """Shut down or open ingress and egress independently (H5)."""
     queue.header.ingress = not command.ingress
     queue.header.egress = not command.egress
@@ -274,7 +266,7 @@ def shutdown(broker: Broker, vpn: str, queue: Queue, command: Shutdown) -> None:
     )
 
 
-def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budget) -> bool:
+def purge(broker: Broker, queue: Queue, task: Task, command: c.Purge, budget: Budget) -> bool:
     """Remove active messages by predicate (R5), messages by ids, or all; answers how many."""
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     change = not command.dry_run
@@ -283,16 +275,16 @@ def purge(broker: Broker, queue: Queue, task: Task, command: Purge, budget: Budg
     if change:
         reason = because(command, command.where or "")
         apply(broker, queue, here, Event.PURGE, reason=reason)
-    task.result = task.done["n"] = task.done.get("n", 0) + len(here) + others
+    task.result = task.add("n", len(here) + others)
     return part.last
 
 
-def existing_topics(broker: Broker, vpn: str, command: ExistingTopics) -> None:
+def existing_topics(broker: Broker, vpn: str, command: c.ExistingTopics) -> None:
     """Note which captured topics exist in Kafka. The engine sends that list."""
     broker.header.captured = command.topics
 
 
-def records_lost(broker: Broker, vpn: str, command: RecordsLost) -> None:
+def records_lost(broker: Broker, vpn: str, command: c.RecordsLost) -> None:
     """Write an event: records were deleted before the engine read them. For a topic of the VPN
     there is one event; for any other topic, one for each queue that captures it. Sessions whose
     commands are lost end."""

@@ -13,17 +13,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from ...protocol import commands as c
 from ...protocol.bounds import DURATION_MS_MAX
-from ...protocol.commands import (
-    Ack,
-    BeginAgain,
-    Cancel,
-    Reject,
-    Renew,
-    Returned,
-    TransportAck,
-    Undeliverable,
-)
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -49,7 +40,7 @@ _ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 
 
-def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: Budget) -> bool:
+def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget: Budget) -> bool:
     """Remove messages; answers how many. Raises ValueError unless exactly one of ids, up_to and
     where is given (L13)."""
     begins = not task.done
@@ -68,7 +59,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
         part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
         here, others = split_moving(broker, queue, command, part.rows)
-        task.done["n"] += others + _remove(broker, queue, here, command.subscription)
+        task.add("n", others + _remove(broker, queue, here, command.subscription))
         if not command.quiet:
             ignore_missing(broker, queue, part, command.subscription)
     task.result = task.done["n"]
@@ -78,7 +69,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: Ack, budget: 
 
 
 def _next_part(
-    broker: Broker, queue: Queue, task: Task, command: Ack, ranges: Ranges, budget: Budget
+    broker: Broker, queue: Queue, task: Task, command: c.Ack, ranges: Ranges, budget: Budget
 ) -> Part:
     if command.where is not None:
         return wanted(broker, queue, task, command.where, None, budget, moving=True)
@@ -98,7 +89,7 @@ def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budg
     return Part(sorted(rows, key=by_arrival), last=len(rows) == len(found))
 
 
-def has_arrived(broker: Broker, vpn: str, queue: Queue, command: TransportAck) -> None:
+def has_arrived(broker: Broker, vpn: str, queue: Queue, command: c.TransportAck) -> None:
     """The client confirms what has arrived (C1). An unknown subscription has ended."""
     subscription = queue.subscription(command.subscription)
     if subscription is None:
@@ -113,7 +104,7 @@ def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received:
     broker.touch(queue)
 
 
-def _one_choice(command: Ack) -> None:
+def _one_choice(command: c.Ack) -> None:
     if (command.ids is None) + (command.up_to is None) + (command.where is None) != 2:
         given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
         found = " and ".join(given) or "none of them"
@@ -171,7 +162,7 @@ def _held_parts(
         broker.in_vain()
 
 
-def cancel(broker: Broker, queue: Queue, task: Task, command: Cancel, budget: Budget) -> bool:
+def cancel(broker: Broker, queue: Queue, task: Task, command: c.Cancel, budget: Budget) -> bool:
     """Return messages to the queue, maybe after a delay (L11), and count the cancel (L6)."""
     most, name = queue.definition.max_cancels, command.subscription
     for rows in _held_parts(broker, queue, task, command, budget):
@@ -197,7 +188,7 @@ def _delay(queue: Queue, row: Row, asked: int | None) -> int:
     return int(min(base * factor, most))
 
 
-def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Budget) -> bool:
+def reject(broker: Broker, queue: Queue, task: Task, command: c.Reject, budget: Budget) -> bool:
     """Messages go straight to the dead message queue, or are discarded (C7)."""
     for rows in _held_parts(broker, queue, task, command, budget):
         reject_rows(broker, queue, rows, command.subscription, command.reason)
@@ -205,7 +196,7 @@ def reject(broker: Broker, queue: Queue, task: Task, command: Reject, budget: Bu
 
 
 def undeliverable(
-    broker: Broker, queue: Queue, task: Task, command: Undeliverable, budget: Budget
+    broker: Broker, queue: Queue, task: Task, command: c.Undeliverable, budget: Budget
 ) -> bool:
     """Let messages die whose deliveries Kafka refuses (X5). Otherwise they would come back with
     each end of their lease, and be refused again. `gone` in the event: messages that had left the
@@ -214,7 +205,7 @@ def undeliverable(
     while not done and not budget.spent:
         part = by_ids(broker, queue, task, ranges, budget)
         done = part.last
-        task.done["dead"] = task.done.get("dead", 0) + len(part.rows)
+        task.add("dead", len(part.rows))
         cannot_be_sent(broker, queue, part.rows, command.reason, command.why)
     if done:
         named = sum(high - low + 1 for low, high in ranges)
@@ -226,7 +217,7 @@ def undeliverable(
     return done
 
 
-def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budget) -> bool:
+def renew(broker: Broker, queue: Queue, task: Task, command: c.Renew, budget: Budget) -> bool:
     """Extend leases of the subscription; the new period counts from now (L10). A lease without end
     stays without end. Answers the period and the ids that were renewed."""
     period = command.period_ms
@@ -246,7 +237,9 @@ def renew(broker: Broker, queue: Queue, task: Task, command: Renew, budget: Budg
     return bool(task.done["over"])
 
 
-def hand_back(broker: Broker, queue: Queue, task: Task, command: Returned, budget: Budget) -> bool:
+def hand_back(
+    broker: Broker, queue: Queue, task: Task, command: c.Returned, budget: Budget
+) -> bool:
     """Return messages that the application never saw. Their delivery does not count as an attempt
     (L5, C3), even if the lease or subscription has ended meanwhile."""
     for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
@@ -295,7 +288,7 @@ WHY = "rebuilt"
 
 
 def begin_again(
-    broker: Broker, queue: Queue, task: Task, command: BeginAgain, budget: Budget
+    broker: Broker, queue: Queue, task: Task, command: c.BeginAgain, budget: Budget
 ) -> bool:
     """End all leases and reset all counts (R3); answers how many leases ended."""
     part = wanted(broker, queue, task, None, None, budget, thaw=False)
@@ -308,6 +301,5 @@ def begin_again(
     held = [row for row in part.rows if row.state == LEASED]
     apply(broker, queue, held, Event.RETURN, reason=WHY)
     broker.touch(queue)
-    task.done["n"] = task.done.get("n", 0) + len(held)
-    task.result = task.done["n"]
+    task.result = task.add("n", len(held))
     return part.last

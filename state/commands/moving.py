@@ -103,8 +103,7 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
         _leave_and_journal(
             broker, queue, target, gone, entered, because(command, f"to {command.to}")
         )
-    task.done["n"] = task.done.get("n", 0) + len(gone) + others
-    count, left = task.done["n"], sum(stayed.values())
+    count, left = task.add("n", len(gone) + others), sum(stayed.values())
     task.result = {"count": count, "stayed": left, "why": dict(stayed)}
     if part.last and not command.dry_run:
         broker.event(
@@ -170,10 +169,8 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
         broker.touch(queue)
         why = because(command, "headers " + " ".join(sorted(command.headers)))
         broker.record("edited", queue, changed, reason=why)
-    done = task.done
-    done["n"] = done.get("n", 0) + len(changed) + others
-    done["left"] = left = done.get("left", 0) + len(here) - len(changed)
-    task.result = {"count": done["n"], "stayed": left, "why": {TOO_MUCH: left} if left else {}}
+    count, left = task.add("n", len(changed) + others), task.add("left", len(here) - len(changed))
+    task.result = {"count": count, "stayed": left, "why": {TOO_MUCH: left} if left else {}}
     return part.last
 
 

@@ -65,6 +65,12 @@ class Task(msgspec.Struct):
     why: str = ""
     waits: bool = False
 
+    def add(self, name: str, n: int) -> int:
+        """Add to a count of what the command has done; returns the sum."""
+        total: int = self.done.get(name, 0) + n
+        self.done[name] = total
+        return total
+
 
 class QueueHeader(msgspec.Struct):
     """The facts. A comment on a field says what changes it."""

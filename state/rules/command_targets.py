@@ -25,6 +25,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
+from ..storage.ranges import contains
 from ..storage.row import DELAYED, LOWEST, MOVING, Row, by_arrival
 from ..storage.runs import Runs
 from ..storage.segments import Segment
@@ -132,7 +133,7 @@ def wanted(
         if active is not None:
             rows = [row for row in rows if row.key < active]
         if ranges is not None:
-            rows = [row for row in rows if is_within(row.id, ranges)]
+            rows = [row for row in rows if contains(ranges, row.id)]
         if read or where is not None:
             rows, following = _afforded(broker, rows, found, runs, where or "", budget)
         else:
@@ -215,12 +216,6 @@ def _add_cold(
             queue.thaw(runs, segment, here, [row for row in rows if row.id not in ids])
         elif here:
             part.cold.append((runs, segment, rows))
-
-
-def is_within(number: int, ranges: Ranges) -> bool:
-    """Whether an id is in ascending ranges."""
-    at = bisect_right(ranges, (number, ID_MAX)) - 1
-    return at >= 0 and number <= ranges[at][1]
 
 
 def _meets(ranges: Ranges, first: int, last: int) -> bool:
