@@ -227,7 +227,6 @@ class _Rehoming:
             if queue is not None and len(entry.hosts) > 1:  # send its consumers' room to the hosts
                 queue.wanted = True
                 broker.touch(queue)
-        broker.routes.clear()
 
     def _tell(self) -> None:
         names = {number: name for name, number in self._change.brokers.items()}
@@ -338,6 +337,7 @@ class _Rehoming:
         if broker is self._heir:
             at = of_clients(self._given[n].offsets for n in self._removed) | at
         offsets = share(broker, at, self._had)
+        broker.routes.clear()  # queues have moved without them
         watch(broker, broker.in_order())
         broker.end()
         journal = broker.journal.segments

@@ -132,7 +132,6 @@ def owned(
 
 
 def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    """Make a new queue."""
     most = broker.limits.queues
     if len(broker.names) >= most and sum(name == vpn for name, _ in broker.names) >= most:
         raise ValueError(
@@ -184,7 +183,6 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
 
 
 def _journal_definition(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """Write the present definition into the journal."""
     text = msgspec.json.encode(definition).decode()
     broker.note("definition", vpn, definition.name, "", text)
 

@@ -35,16 +35,13 @@ def act_on_deadlines(broker: Broker) -> None:
         if queue.header.deleted or queue.header.faulted:
             continue
         broker.at = queue
-        _handle_queue(broker, queue, Budget(max(budget.rows // (len(due) - at), 1), whole=budget))
+        broker.touch(queue)
+        share = Budget(max(budget.rows // (len(due) - at), 1), whole=budget)
+        forget_early_acks(queue, broker.now, share)
+        while not share.spent and _handle_rows(broker, queue, share):
+            pass
         send_again(broker, queue, again)
     broker.at = None
-
-
-def _handle_queue(broker: Broker, queue: Queue, budget: Budget) -> None:
-    broker.touch(queue)
-    forget_early_acks(queue, broker.now, budget)
-    while not budget.spent and _handle_rows(broker, queue, budget):
-        pass
 
 
 def _handle_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:

@@ -129,7 +129,6 @@ def apply(
 
 
 def _lease(broker: Broker, queue: Queue, rows: list[Row], holder: Subscription, until: int) -> None:
-    """Lease messages to a subscription."""
     header, number = queue.header, holder.number
     leases = queue.leases.get(number)
     if leases is None:

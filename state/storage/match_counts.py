@@ -52,11 +52,6 @@ class MatchCounts:
         if not page[ENTRIES]:
             del self.pages[at]
 
-    def set_run(self, first: int, n: int, count: int) -> None:
-        """Set the same count for ``n`` consecutive ids."""
-        for number in range(first, first + n):
-            self.set(number, count)
-
     def state(self) -> list[tuple[int, int]]:
         """Write the pages that changed; returns the constructor's ``state``: ranges of pages."""
         for at in self._changed:

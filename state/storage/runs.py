@@ -83,7 +83,8 @@ class Runs:
 
     def write(self) -> None:
         """Write all segments without a page."""
-        self._pages.write_all()
+        for segment in list(self._pages.unwritten.values()):
+            self._pages.write(segment)
         self._ids.write()
 
     def state(self) -> RunsState:
@@ -401,10 +402,8 @@ class Runs:
     # ------------------------------------------------------------ segments
 
     def _all_groups(self) -> list[Group]:
-        groups = list(self._groups)
-        for merge in self._merges:
-            groups += (merge.output, *merge.inputs)
-        return groups
+        merging = [group for merge in self._merges for group in (merge.output, *merge.inputs)]
+        return [*self._groups, *merging]
 
     def _group_for(self, key: int) -> Group:
         """The group outside merges that ends closest before a key, else a new one."""
@@ -415,7 +414,6 @@ class Runs:
         return max(before, key=_LAST)
 
     def _count(self, rows: Sequence[Row]) -> None:
-        """Count rows that are added."""
         self.rows += len(rows)
         self.bytes += sum([row.size for row in rows])
         self._ids.add([row.id for row in rows])

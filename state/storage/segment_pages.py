@@ -62,11 +62,6 @@ class SegmentPages:
             self.put(segment, rows)
             self.keep(segment, rows)
 
-    def write_all(self) -> None:
-        """Write all pages that are missing."""
-        for segment in list(self.unwritten.values()):
-            self.write(segment)
-
     def forget(self, segment: Segment) -> None:
         """Drop a segment from memory."""
         self._in_memory.pop(segment.number, None)

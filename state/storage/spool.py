@@ -11,7 +11,6 @@ on what is cached (contents that are also in blocks, blocks that were read).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -112,7 +111,8 @@ class Spool:
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
         if matches != 1:
-            self._matches.set_run(first, n, matches)
+            for number in range(first, first + n):
+                self._matches.set(number, matches)
         return first
 
     def adopt(self, number: int, vpn: int, content: Content | None, size: int) -> None:
@@ -291,7 +291,6 @@ class Spool:
                 self._close()
 
     def _begin(self) -> BlockInfo:
-        """Open a new block."""
         self._next_block += 1
         return self._table.begin(self._next_block - 1)
 
@@ -343,11 +342,11 @@ class Spool:
 
     def files_in_use(self) -> int:
         """How many spool files these bytes fill (S8)."""
-        return -(-(self._unwritten_bytes + self._table.bytes) // self._limits.file_bytes)
+        return -(-self.stored() // self._limits.file_bytes)
 
     def file_room(self, files_max: int) -> int:
         """How many bytes may be stored before more than ``files_max`` files are needed (S8)."""
-        return files_max * self._limits.file_bytes - self._unwritten_bytes - self._table.bytes
+        return files_max * self._limits.file_bytes - self.stored()
 
     def memory_used(self) -> int:
         """Bytes of memory for contents that are in no block. Above `Limits.memory_bytes` the broker
@@ -390,12 +389,3 @@ class Spool:
         self._cache.forget(source.number)
         if target.bytes >= self._limits.block_bytes:
             self._close()
-
-    def overview(self) -> dict[str, Any]:
-        """Figures about the store, for people."""
-        table = self._table
-        return {
-            "messages": self.messages, "bytes": self.bytes, "files": self.files_in_use(),
-            "stored_bytes": self.stored(), "live_bytes": self._unwritten_bytes + table.live_bytes,
-            "blocks": sum(info.messages > 0 for info in table.infos.values()),
-        }  # fmt: skip
