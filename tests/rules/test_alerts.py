@@ -6,8 +6,11 @@ import lakequeue
 import pytest
 from lakequeue.definitions import SystemLimits, parse_definition
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.outputs import Alert
+from lakequeue.state import Limits
 from lakequeue.state.phases.alerts import is_over, mark, rate, time_to_react_s
 from rules.harness import Bench
+from rules.steps import Steps, of
 
 KB = 1000
 
@@ -138,3 +141,11 @@ def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
     bench.instruct(c.Configure(vpns={"default": {}}))
     assert [a[0] for a in alerts(bench, "vpn")[1:]] == ["spool_usage_cleared"]
     bench.send(b"x")
+
+
+def test_S9_S7_a_queue_that_takes_many_steps_to_go_clears_its_alert_once() -> None:
+    steps = Steps(limits=Limits(bulk_rows=1))
+    queue = {"name": "q", "message_type": "binary", "max_spool_usage": 30}
+    steps.run([c.Define(definition=queue)], [("q", b"x" * 10)] * 3)
+    out = steps.run([c.Delete(queue="q")])
+    assert [one.event for one in of(Alert, out)] == ["spool_usage_cleared"]
