@@ -124,7 +124,10 @@ def _header(source: Broker, queue: Queue, target: Broker) -> QueueHeader:
     number = target.header.next_queue
     target.header.next_queue += 1
     vpn_number = target.vpn_number(source.vpn_of(queue))
-    return msgspec.structs.replace(queue.header, number=number, vpn_number=vpn_number)
+    topics = list(queue.header.topics)  # `withdraw` empties the other list
+    return msgspec.structs.replace(
+        queue.header, number=number, vpn_number=vpn_number, topics=topics
+    )
 
 
 def add_counts(from_: QueueHeader, to: QueueHeader) -> None:

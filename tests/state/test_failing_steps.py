@@ -176,10 +176,10 @@ def spoil(broker: Any) -> None:
 def bad_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     check = admission.check_messages
 
-    def planted(broker: Any, vpn: str, matches: Any, messages: Any) -> Any:
+    def planted(broker: Any, matches: Any, messages: Any) -> Any:
         if any(b"13" in payload for payload in messages.payloads):
             spoil(broker)
-        return check(broker, vpn, matches, messages)
+        return check(broker, matches, messages)
 
     monkeypatch.setattr(admission, "check_messages", planted)
 
