@@ -134,11 +134,14 @@ def wanted(
             rows = [row for row in rows if row.key < active]
         if ranges is not None:
             rows = [row for row in rows if contains(ranges, row.id)]
+        n = min(len(rows), max(budget.rows, 1))
         if read or where is not None:
-            rows, following = _afforded(broker, rows, found, runs, where or "", budget)
-        else:
-            rows, following = _first(rows, max(budget.rows, 1), found, runs)
-            _count(len(rows), found, budget)
+            n = _afforded(broker, rows[:n], where or "", budget)
+        _count(n, found, budget)
+        following = None if found.end is None else found.end + 1
+        if n < len(rows):
+            following = runs.by(rows[n])
+            del rows[n:]
         if where is not None:
             verdicts = matching(broker, rows, where)
             rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
@@ -174,12 +177,10 @@ def _parse_cursor(cursor: str) -> tuple[bool, int]:
     return (cursor[0] == "d", int(cursor[1:])) if cursor else (True, LOWEST)
 
 
-def _afforded(
-    broker: Broker, rows: list[Row], found: RowWindow, runs: Runs, where: str, budget: Budget
-) -> tuple[list[Row], int | None]:
-    """The rows of a window whose payloads the budget can read, at least one, and the key to go on
-    with, None at the end. Takes the rows and their blocks from the budget."""
-    sizes = [row.size + len(where) for row in rows[: max(budget.rows, 1)]]
+def _afforded(broker: Broker, rows: list[Row], where: str, budget: Budget) -> int:
+    """How many rows have payloads that the budget can read, from the first on, at least one. Takes
+    the payloads and their blocks from the budget."""
+    sizes = [row.size + len(where) for row in rows]
     n, cost, blocks = 0, 0, Blocks(broker)
     for row in rows[: budget.fits(sizes)]:
         cost += 1 + broker.limits.block_rows * blocks.opens(row)
@@ -187,15 +188,7 @@ def _afforded(
             break
         n += 1
     budget.take(cost - n, sum(sizes[:n]))
-    _count(n, found, budget)
-    return _first(rows, n, found, runs)
-
-
-def _first(rows: list[Row], n: int, found: RowWindow, runs: Runs) -> tuple[list[Row], int | None]:
-    """The first ``n`` rows of a window, and the key to go on with; None at the end."""
-    if n < len(rows):
-        return rows[:n], runs.by(rows[n])
-    return rows, None if found.end is None else found.end + 1
+    return n
 
 
 def _count(n: int, found: RowWindow, budget: Budget) -> None:
