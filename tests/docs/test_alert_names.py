@@ -19,9 +19,7 @@ from lakequeue.protocol.outputs import ALERTS, is_alert
 
 STATE = Path(lakequeue.__file__).parent / "state"
 SAYS_THEM = STATE / "phases" / "alerts.py"
-# Who says an alert, and which of its arguments is the name; `_watch_one` hands its own on.
-DOORS = {"_emit_alert": 1, "_watch_one": 2}
-HANDED_ON = ("_watch_one", "what")
+TABLE = ("_watch_broker", "what")  # names its levels in a table, `levels`
 NO_ALERTS = {"bridge_cleared"}  # H3: a bridge that was held up goes on; nothing fills up
 
 
@@ -43,16 +41,21 @@ def strings(node: ast.AST) -> set[str]:
 
 
 def test_the_core_says_those_of_the_table_and_no_others() -> None:
-    said = [(where, call.args[DOORS[called]]) for where, call, called in calls(SAYS_THEM)
-            if called in DOORS]  # fmt: skip
-    names = [name for where, name in said if (where, ast.unparse(name)) != HANDED_ON]
-    assert {ast.literal_eval(name) for name in names} == ALERTS
+    said = set()
+    for where, call, called in calls(SAYS_THEM):
+        if called == "Level" and (where, ast.unparse(call.args[0])) != TABLE:
+            said.add(ast.literal_eval(call.args[0]))
+    for node in ast.walk(ast.parse(SAYS_THEM.read_text())):
+        match node:
+            case ast.Assign(targets=[ast.Name(id="levels")]):
+                said |= strings(node.value)
+    assert said == ALERTS
 
 
 @pytest.mark.parametrize("file", sorted(STATE.rglob("*.py")), ids=lambda f: f.stem)
 def test_nothing_else_of_the_core_says_one(file: Path) -> None:
     for where, call, called in calls(file):
-        assert called != "Alert" or (file, where) == (SAYS_THEM, "_emit_alert"), f"{file}: {where}"
+        assert called != "Alert" or (file, where) == (SAYS_THEM, "_compare"), f"{file}: {where}"
         if called == "event" and call.args:
             for name in strings(call.args[0]) - NO_ALERTS:
                 assert not name.endswith(("_high", "_cleared")), f"{file}: {where}: {name}"
