@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.messages import Records
+from lakequeue.protocol.steplog import Range, StepRecord
 from lakequeue.sources import replay_inputs
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import in_parts
@@ -94,3 +96,32 @@ def test_a_log_that_is_gone_is_named_with_kafkas_reason(monkeypatch: pytest.Monk
     monkeypatch.setattr(replay_inputs, "WAIT_S_MAX", 0.0)
     with pytest.raises(NotConnected, match=r"topic 'b.steps' did not answer .*Unknown topic"):
         replay_inputs.read_steps({}, "b.steps", 7)
+
+
+def logged(*steps: Range) -> list[StepRecord]:
+    return [StepRecord(1, n, 0, 0, 0, 0, "", (step,)) for n, step in enumerate(steps)]
+
+
+def test_logged_steps_get_their_records_again_or_say_which_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+
+    def read_ranges(kafka: object, ranges: Any) -> Iterator[list[Message]]:
+        asked.append(ranges)
+        yield [Message("orders", 0, n, 0, None, b"", None) for n in (3, 4, 5)]
+        yield [Message("orders", 0, 8, 0, None, b"", None)]
+        raise NotConnected("the records 9 to 9 did not arrive")
+
+    monkeypatch.setattr(replay_inputs, "read_ranges", read_ranges)
+    first, second, third = (Range("orders", 0, *of) for of in ((3, 4, 2), (5, 8, 2), (9, 9, 1)))
+    again = replay_inputs.ReplayInputs({}, logged(first, second, third))
+    assert again.take((first,)).publishes.offsets == [3, 4]
+    assert again.take((second,)).publishes.offsets == [5, 8]
+    with pytest.raises(replay_inputs.Gone, match=r"9 to 9, .* Kafka does not deliver them"):
+        again.take((third,))
+    again.close()
+    assert asked == [{("orders", 0): (3, 10)}]
+    lost = replay_inputs.ReplayInputs({}, logged(Range("orders", 0, 3, 6, 4)))
+    with pytest.raises(replay_inputs.Gone, match=r"4 records, 3 to 6, .* Kafka has 3 of them"):
+        lost.take((Range("orders", 0, 3, 6, 4),))
