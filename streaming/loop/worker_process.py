@@ -65,7 +65,7 @@ def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
 def collect_garbage_rarely() -> None:
     """Set this for the process and its forks, after its imports. What was imported is not looked
     through again, so its memory stays shared. Steps make no cycles of objects: with Python's usual
-    threshold of 700 new objects a tenth of a small step was a search for them."""
+    threshold of 700 new objects 3 to 10 % of a small step was a search for them."""
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER)
 
