@@ -1,8 +1,7 @@
-"""Three brokers on real Kafka and Spark: each is a client of the others (M1–M6).
+"""Three brokers on real Kafka and Spark that come and go under traffic, with a kill of all.
 
-One engine for all of it: workers that are killed under traffic, a queue that moves, and at last
-brokers that come and go, with a kill of all. (What they say to each other: `tests/mesh`. A stop in
-good order: `test_away.py`.)
+(That each steps in a worker of its own, and one that dies: `test_standalone.py`. What they say to
+each other: `tests/mesh`.)
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from typing import Any
 
 import lakequeue
 import pytest
-from job.brokers import workers
-from job.processes import SLOWER, EngineProcess, until
+from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from kafka import KafkaProducer
 from lakequeue.protocol.errors import LakequeueError
@@ -42,10 +40,6 @@ queues:
   - {{name: orders-a, broker: a, {LOCAL}}}
   - {{name: orders-b, broker: b, {LOCAL}}}
   - {{name: orders-c, broker: c, {LOCAL}}}
-  - {{name: one, broker: a, {LOCAL}, subscriptions: ["news/>"]}}
-  - {{name: two, broker: b, {LOCAL}, subscriptions: ["news/>"]}}
-  - {{name: three, broker: c, {LOCAL}, subscriptions: ["news/>"]}}
-  - {{name: spread, message_type: text, max_per_subscription_backlog: 20}}
 """
 
 
@@ -62,10 +56,6 @@ class Place:
     def at(self, broker: str) -> lakequeue.Connection:
         """A connection to one broker."""
         return lakequeue.connect(self.url, broker=broker)
-
-    def workers(self) -> dict[str, object]:
-        """The process that steps, of each broker."""
-        return workers(self.engine.family())
 
 
 @pytest.fixture(scope="module")
@@ -99,54 +89,6 @@ def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakeq
     return found
 
 
-def test_each_broker_steps_in_its_own_worker(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    assert sorted(place.workers()) == list(BROKERS)
-    for broker in BROKERS:
-        logged = read_steps(kafka_client(place.bootstrap, "look"), f"{broker}.steps", 0)
-        assert any(r.inputs for _, r in logged), "only the live driver says what a step took"
-    for broker in BROKERS:
-        with place.at(broker) as there:
-            seen = {q["name"]: q["broker"] for q in there.admin().queues()}
-            assert [seen[f"orders-{name}"] for name in BROKERS] == list(BROKERS)
-            known = there.admin().brokers()
-        assert [(b["name"], b["number"], b["state"]) for b in known] == [
-            (name, at, "running") for at, name in enumerate(BROKERS)
-        ]
-
-
-def test_H4_S1_one_broker_dies_and_the_clients_of_the_others_notice_nothing(place: Place) -> None:
-    """Two have traffic of their own, and one of them sends to a queue of the dead one all the
-    time: it is told at once that it is stored. So it is with what matches on all three, and what
-    moves between two hosts. (Deaths of several, at any point: `tests/sim`.)"""
-    running = {
-        name: Traffic(place.url, SEED, f"orders-{name}", name, per_second=10) for name in ("a", "b")
-    }
-    for traffic in running.values():
-        traffic.goes_on(10, BACK_S_MAX)
-    with place.at("a") as near, place.at("b") as other:
-        producer = near.producer()
-        before = place.workers()
-        ids = [producer.send("orders-c", b"0").message_id]
-        before["c"].kill()
-        begun = time.monotonic()
-        ids += [producer.send("orders-c", b"%d" % at).message_id for at in range(1, 40)]
-        news = [producer.send("news/x", b"%d" % at).message_id for at in range(20)]
-        spread = {producer.send("spread", b"%d" % at).message_id for at in range(20)}
-        assert time.monotonic() - begun < 15 * SLOWER, "who sends waits for the dead one"
-        for traffic in running.values():
-            traffic.goes_on(15, 15)
-        assert [m.id for m in take(near, "orders-c", 40)] == ids
-        for queue in ("one", "two", "three"):
-            assert [m.id for m in take(near, queue, 20)] == news
-        assert {m.id for m in take(other, "spread", 20)} == spread
-        after = place.workers()
-    assert {b for b in BROKERS if before[b] != after[b]} == {"c"}
-    for traffic in running.values():
-        drain(traffic)
-
-
 def jammed(place: Place, admin: lakequeue.Admin) -> list[str]:
     """Full queues of another broker, with more for them, which is tried again each second."""
     queues = [f"full-{n}" for n in range(5)]
@@ -170,7 +112,7 @@ def jammed(place: Place, admin: lakequeue.Admin) -> list[str]:
 def test_M4_M5_P1_brokers_come_and_go_under_traffic(
     place: Place, connection: lakequeue.Connection
 ) -> None:
-    """The last test of this engine. A broker is added, a queue that captures a topic moves, the
+    """A broker is added, a queue that captures a topic moves, the
     first broker is removed, and the engine is killed as soon as the home says so: its next start
     tells who asked, and knows who is left. The home comes to rest for each, though messages for
     full queues are tried again all the time. Clients go on by themselves, also those of the broker
