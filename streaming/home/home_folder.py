@@ -101,13 +101,12 @@ class HomeFolder(HomeNotes):
             self._drop_rehomed()
             about = self._record()
             self.epoch = about.get("epoch") or secrets.randbelow(EPOCH_MAX) + 1
-            whole = {"format": FORMAT, **about, "epoch": self.epoch}
+            told: dict[str, Any] = {"format": about.get("format", FORMAT), "epoch": self.epoch}
             if trigger is not None:
-                whole["trigger"] = trigger
+                told["trigger"] = trigger
             if self._given:
-                whole[PLACES] = places_of(self.path) | self._given
-            if whole != about:
-                write_whole(self.path / ABOUT, whole)
+                told[PLACES] = places_of(self.path) | self._given
+            self._note(**told)
         except OSError as error:
             why = f"{error.filename or self.path}: {error.strerror or error}"
             raise LakequeueError(
@@ -223,10 +222,8 @@ class HomeFolder(HomeNotes):
     def remember_checkpoints(self) -> None:
         """Note the checkpoints of the running queries: from now on they may use no others. Their
         state now has this core's format, which earlier versions cannot read."""
-        about = self._record()
-        whole = {**about, "checkpoints": self._checkpoints(), "format": FORMAT}
-        if about and whole != about:
-            write_whole(self.path / ABOUT, whole)
+        if self._record():
+            self._note(checkpoints=self._checkpoints(), format=FORMAT)
 
     def _is_rebuilt(self) -> bool:
         """Whether a state that was rebuilt from the tables waits to be loaded."""
@@ -277,8 +274,7 @@ class HomeFolder(HomeNotes):
         if accepts_other:
             for name in OF_TABLES:  # the tables say where to continue
                 remove(self.checkpoints / name)
-        if about.get(KAFKA) != cluster:
-            write_whole(self.path / ABOUT, {**about, KAFKA: cluster})
+        self._note(**{KAFKA: cluster})
 
     def mend(self) -> None:
         """Set checkpoints that a power loss has damaged back to their newest whole batch. Only the
@@ -320,11 +316,11 @@ class HomeFolder(HomeNotes):
             write_state(self.path / named[name], snapshot, sorted(pages.items()))
         kept = [one for one in [*self.last_records(), *last] if one.segments]
         (self.path / REHOMED / str(at) / LAST_RECORDS).write_bytes(msgspec.msgpack.encode(kept))
-        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
-        told = {"brokers": brokers, "numbers": numbers, "groups": dict(groups), "moved": moved}
         gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
-        told["removed"] = {**about.get("removed", {}), **gone}
-        write_whole(self.path / ABOUT, {**about, **told, "rehomings": at, "rehomed": named})
+        self._note(
+            brokers=brokers, numbers=self._numbers_with(brokers), groups=dict(groups), moved=moved,
+            removed=about.get("removed", {}) | gone, rehomings=at, rehomed=named,
+        )  # fmt: skip
         self._drop_rehomed()
 
     def moved(self) -> Moves:
@@ -334,26 +330,29 @@ class HomeFolder(HomeNotes):
     def last_records(self) -> list[Journal]:
         """Records that removed brokers still have to send. They are sent and then forgotten
         (`forget_last_records`). A reader drops a journal record that comes twice."""
-        file = self.path / REHOMED / str(self._record().get("rehomings", 0)) / LAST_RECORDS
+        file = self._rehomed() / LAST_RECORDS
         if not file.exists():
             return []
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
     def forget_last_records(self) -> None:
         """Forget the last records of removed brokers: all were sent."""
-        number = str(self._record().get("rehomings", 0))
-        (self.path / REHOMED / number / LAST_RECORDS).unlink(missing_ok=True)
+        (self._rehomed() / LAST_RECORDS).unlink(missing_ok=True)
+
+    def _rehomed(self) -> Path:
+        """The folder of the last change of brokers."""
+        return self.path / REHOMED / str(self._record().get("rehomings", 0))
 
     def _drop_rehomed(self) -> None:
         """Remove states of earlier changes, or of a change that was not finished."""
-        kept = str(self._record().get("rehomings", 0))
-        for place in (self.path / REHOMED).glob("*"):
-            if place.name != kept:
+        kept = self._rehomed()
+        for place in kept.parent.glob("*"):
+            if place != kept:
                 shutil.rmtree(place, ignore_errors=True)
 
     def rebuilt_queues(self) -> list[tuple[str, str]]:
         """VPN and name of every queue in a rebuilt state."""
-        if not any(self.path.glob(f"{FOLDER}/*{SUFFIX}")):
+        if not self._is_rebuilt():
             return []
         found = json.loads((self.path / FOLDER / QUEUES).read_text())
         return [(vpn, queue) for vpn, queue in found]
@@ -371,6 +370,13 @@ class HomeFolder(HomeNotes):
             return dict(json.loads(file.read_text())) if file.exists() else {}
         except (ValueError, TypeError) as error:
             raise ValueError(f"{ABOUT} is damaged: {error}") from error
+
+    def _note(self, **news: Any) -> None:
+        """Write news into the home's record, if they are any."""
+        about = self._record()
+        whole = {**about, **news}
+        if whole != about:
+            write_whole(self.path / ABOUT, whole)
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, relative to the home, and the id that Spark gave it."""
@@ -438,16 +444,16 @@ class HomeFolder(HomeNotes):
 
     def give_numbers(self, numbers: int) -> None:
         """Remember how many numbers were given to brokers."""
-        about = self._record()
-        if numbers != about.get("numbers"):
-            write_whole(self.path / ABOUT, {**about, "numbers": numbers})
+        self._note(numbers=numbers)
+
+    def _numbers_with(self, brokers: Mapping[str, int]) -> int:
+        return max(self.numbers, *(number + 1 for number in brokers.values()))
 
     def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
         """The group of each of these brokers, if it has one: as the home knows it, or as given for
         a new broker. Raises LakequeueError if a broker would change its group: the group's queues,
         with their messages, are on its brokers."""
-        about = self._record()
-        known: dict[str, str] = about.get("groups", {})
+        known: dict[str, str] = self._record().get("groups", {})
         numbered = self.brokers(())
         found = {}
         for name in brokers:
@@ -466,13 +472,8 @@ class HomeFolder(HomeNotes):
         self, brokers: dict[str, int], groups: Mapping[str, str] | None = None
     ) -> None:
         """Keep the brokers with their numbers, and the groups of those that are in one."""
-        about = self._record()
-        numbers = max(self.numbers, *(number + 1 for number in brokers.values()))
-        whole = {**about, "brokers": brokers, "numbers": numbers}
-        if groups is not None and groups != about.get("groups", {}):
-            whole["groups"] = dict(groups)
-        if whole != about:
-            write_whole(self.path / ABOUT, whole)
+        told = {} if groups is None else {"groups": dict(groups)}
+        self._note(brokers=brokers, numbers=self._numbers_with(brokers), **told)
 
 
 def _try(probe: Folder) -> None:
