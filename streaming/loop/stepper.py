@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from confluent_kafka import KafkaException
 
@@ -65,22 +65,6 @@ class Mark:
     notes: list[str]
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Sums at the last mark; figures are the differences since."""
-
-    step: int
-    records_in: int
-    bytes_in: int
-    records_out: int
-    refused: int
-    misses: int
-    cost_s: float
-    idle_s: float
-    stood_s: float
-    at: float
-
-
 class Stepper(threading.Thread):
     """Takes the steps of one broker."""
 
@@ -118,7 +102,7 @@ class Stepper(threading.Thread):
         self._take_topics()
         if self._inputs.went_back and not self._options.accepts_other_kafka:
             raise Refused(went_back(self._options.broker, self._inputs.went_back))
-        self._counts = self._count()
+        self._sums = self._sums_now()  # at the last mark
         self.start()
 
     def visit(self) -> Mark:
@@ -276,34 +260,35 @@ class Stepper(threading.Thread):
                 self._mark, self._coming = self._coming, None
                 self._changed.notify_all()
 
-    def _count(self) -> _Counts:
+    def _sums_now(self) -> dict[str, float]:
+        """What was counted since the start, by the figures' names."""
         inputs, driver = self._inputs, self._driver
-        return _Counts(
-            driver.step, inputs.records, inputs.bytes, self._outbox.records, self._outbox.refused,
-            self._cache.misses, driver.cost_s, inputs.waited_s,
-            self._paused_s + self._cache.waited_s, time.monotonic(),
-        )  # fmt: skip
+        stood_s = self._paused_s + self._cache.waited_s
+        return {
+            "steps": driver.step,
+            "records_in": inputs.records,
+            "bytes_in": inputs.bytes,
+            "records_out": self._outbox.records,
+            "refused": self._outbox.refused,
+            "cache_pages_read": self._cache.misses,
+            "step_ms": 1000 * driver.cost_s,
+            "gap_ms": 1000 * stood_s,
+            "busy_ms": 1000 * (time.monotonic() - stood_s - inputs.waited_s),
+        }
 
     def _figures(self) -> Figures:
-        before, now = self._counts, self._count()
-        self._counts = now
-        figures, self._opened = self._opened, Figures()
-        figures.steps = now.step - before.step
-        figures.records_in = now.records_in - before.records_in
-        figures.bytes_in = now.bytes_in - before.bytes_in
-        figures.records_out = now.records_out - before.records_out
-        figures.refused = now.refused - before.refused
-        figures.cache_pages_read = now.misses - before.misses
-        stood, idle = now.stood_s - before.stood_s, now.idle_s - before.idle_s
-        figures.busy_ms = round(1000 * (now.at - before.at - stood - idle))
-        figures.step_ms = round(1000 * (now.cost_s - before.cost_s))
-        figures.step_max_ms, self._longest_s = round(1000 * self._longest_s), 0.0
-        figures.gap_ms = round(1000 * stood)
-        figures.lag_records = self._inputs.behind
-        figures.slow_partitions = len(self._inputs.slow.places)
-        figures.cache_bytes = self._cache.held_bytes
-        figures.state_pages = self._cache.written_pages
-        figures.state_bytes = self._cache.written_bytes
+        before, self._sums = self._sums, self._sums_now()
+        figures = replace(
+            self._opened,
+            **{name: round(now - before[name]) for name, now in self._sums.items()},
+            step_max_ms=round(1000 * self._longest_s),
+            lag_records=self._inputs.behind,
+            slow_partitions=len(self._inputs.slow.places),
+            cache_bytes=self._cache.held_bytes,
+            state_pages=self._cache.written_pages,
+            state_bytes=self._cache.written_bytes,
+        )
+        self._opened, self._longest_s = Figures(), 0.0
         figures.waited(self._inputs.ages_ms)
         self._inputs.ages_ms.clear()
         return figures
