@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -54,17 +54,23 @@ class Loss:
 def missing(progress: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
     """The offsets that a batch of Spark spans, for the sources that returned fewer rows."""
     found: dict[PartitionId, tuple[int, int]] = {}
-    for source in progress.get("sources", ()):
-        spans = _spans(source.get("startOffset"), source.get("endOffset"))
-        width = sum(end - start for start, end in spans.values())
-        if width > source.get("numInputRows", 0):
+    for start, end, rows in _read(progress):
+        spans = _spans(start, end)
+        if sum(last - first for first, last in spans.values()) > rows:
             found |= spans
     return found
 
 
-def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
-    if not isinstance(start, dict) or not isinstance(end, dict):
-        return {}  # no Kafka source, or its first batch
+def _read(progress: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
+    """Where a batch's Kafka sources began and ended, unless it was their first batch, and how many
+    rows they returned."""
+    for source in progress.get("sources") or ():
+        start, end = source.get("startOffset"), source.get("endOffset")
+        if isinstance(start, dict) and isinstance(end, dict):
+            yield start, end, source.get("numInputRows", 0)
+
+
+def _spans(start: dict[str, Any], end: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
     return {
         (topic, int(partition)): (start[topic][partition], at)
         for topic, partitions in end.items()
@@ -77,23 +83,19 @@ def _spans(start: Any, end: Any) -> dict[PartitionId, tuple[int, int]]:
 def made_anew(progress: dict[str, Any]) -> dict[str, int]:
     """The topics that were deleted and recreated, by a batch's progress, and how many records it
     read of each."""
-    found = {}
-    for source in progress.get("sources") or ():
-        start, end = source.get("startOffset"), source.get("endOffset")
-        if isinstance(start, dict) and isinstance(end, dict):
-            for topic in changed(ids_of(start), ids_of(end)):
-                found[topic] = sum(end.get(topic, {}).values())
-    return found
+    return {
+        topic: sum(end.get(topic, {}).values())
+        for start, end, _ in _read(progress)
+        for topic in changed(ids_of(start), ids_of(end))
+    }
 
 
 def went_back(progress: dict[str, Any]) -> dict[str, int]:
     """The topics of which Kafka lost records that had been read, and how many."""
     found: dict[str, int] = {}
-    for source in progress.get("sources") or ():
-        start, end = source.get("startOffset"), source.get("endOffset")
-        spans = _spans(start, end)
-        known = ids_of(start) if spans else {}
-        other = changed(known, ids_of(end)) if spans else set()
+    for start, end, _ in _read(progress):
+        spans, known = _spans(start, end), ids_of(start)
+        other = changed(known, ids_of(end))
         before = {place: at for place, (at, _) in spans.items() if place[0] not in other}
         after = {place: spans[place][1] for place in before}
         for place in gone_back(before, after, known):
@@ -107,13 +109,15 @@ def notes_of_topics(progress: dict[str, Any]) -> list[str]:
     return [f"{kind}:{topic}:{n}" for kind, found in told.items() for topic, n in found.items()]
 
 
-def losses(spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, int]) -> list[Loss]:
+def losses(
+    spans: dict[PartitionId, tuple[int, int]], first: dict[PartitionId, int], query: str = ""
+) -> list[Loss]:
     """The part of these offsets that lies before Kafka's first one."""
     found = []
     for (topic, partition), (start, end) in sorted(spans.items()):
         gone = min(first.get((topic, partition), 0), end)
         if gone > start:
-            found.append(Loss(topic, partition, start, gone))
+            found.append(Loss(topic, partition, start, gone, query))
     return found
 
 
@@ -137,7 +141,7 @@ class LossWatch:
 
     def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
-            found = losses(spans, self._first(list(spans)))
+            found = losses(spans, self._first(list(spans)), query)
         except KafkaException as error:  # Kafka is away: the next batch looks again
             log.warning("cannot find out whether records are lost: %s", error)
             return
@@ -149,7 +153,7 @@ class LossWatch:
                 f"{loss.count:,}", loss.topic, loss.partition, loss.start, loss.end - 1, query,
                 extra={"fields": {"event": "records_lost", "topic": loss.topic, "query": query}},
             )  # fmt: skip
-            self._on_loss(replace(loss, query=query))
+            self._on_loss(loss)
 
 
 def notices(
@@ -186,39 +190,32 @@ _OF_TOPIC = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
 class BatchNotes:
     """Passes each note on. on_loss: called with a broker, a topic, a number of records and an
     event. on_report: called with a broker's report about itself: `stopped` after the last batch of
     its loop, `worker` with its process, `read` with how far it had read its clients."""
 
-    def __init__(
-        self,
-        captured: CapturedTopics,
-        metrics: Metrics,
-        ticker: Ticker,
-        on_loss: Callable[[str, str, int, str], None],
-        on_report: Callable[[str, str, str], None],
-    ) -> None:
-        self._captured = captured
-        self._metrics = metrics
-        self._ticker = ticker
-        self._on_loss = on_loss
-        self._on_report = on_report
+    captured: CapturedTopics
+    metrics: Metrics
+    ticker: Ticker
+    on_loss: Callable[[str, str, int, str], None]
+    on_report: Callable[[str, str, str], None]
 
     def __call__(self, broker: str, note: str) -> None:
         """One note of a broker."""
         kind, _, rest = note.partition(":")
         match kind:
             case "capture":
-                self._captured.heard(rest)
+                self.captured.heard(rest)
             case "deadline":
                 name, _, at = rest.rpartition(":")
-                self._ticker.set(name, int(at))
+                self.ticker.set(name, int(at))
             case "lost" | "anew" | "back":
                 self._of_topic(broker, kind, *_counted(rest))
             case "malformed":
                 vpn, count = _counted(rest)
-                self._metrics.count("malformed_records", vpn, by=count)
+                self.metrics.count("malformed_records", vpn, by=count)
             case "slow":
                 log.warning(
                     "%s: most of its commands are refused or settle nothing, so a step takes few "
@@ -228,13 +225,13 @@ class BatchNotes:
                 topic, _, why = rest.partition(":")
                 log.error("Kafka does not take records for topic %r: %s", topic, why)
             case "stopped" | "worker":
-                self._on_report(broker, kind, rest)
+                self.on_report(broker, kind, rest)
 
     def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:
         event, text = _OF_TOPIC[kind]
         fields = {"event": event, "broker": broker, "topic": topic, "records": count}
         log.error(text, count, topic, extra={"fields": fields})
-        self._on_loss(broker, topic, count, event)
+        self.on_loss(broker, topic, count, event)
 
 
 def _counted(text: str) -> tuple[str, int]:
