@@ -50,18 +50,6 @@ WHY_CHARACTERS_MAX = 500
 TOLD = ".stopped-"  # the file that says that the operator was told about a query
 
 
-@dataclass(slots=True)
-class StoppedQuery:
-    """A query that does not run. tries: how often it ended since it last wrote. due: when to look
-    again (monotonic, s). alerted: whether the operator was told. full: whether its disk is full."""
-
-    why: str = ""
-    tries: int = 0
-    due: float = 0.0
-    alerted: bool = False
-    full: bool = False
-
-
 class TablesStart(threading.Thread):
     """The start of a query."""
 
@@ -77,6 +65,22 @@ class TablesStart(threading.Thread):
             self.error = error
 
 
+@dataclass(slots=True)
+class TableQuery:
+    """A query that writes tables. tries: how often it ended since it last wrote. due: when to look
+    again (monotonic, s). full: whether its disk is full. alerted: whether the operator was told
+    since it last wrote; told: also whether an earlier engine told it."""
+
+    name: str
+    start: Callable[[], None]
+    starting: TablesStart | None = None
+    tries: int = 0
+    due: float = 0.0
+    full: bool = False
+    alerted: bool = False
+    told: bool = False
+
+
 class TablesWatch:
     """Watches an engine's table queries. tell: sends a command to the first broker, in each VPN.
     take: takes the lock of the tables, see `TablesLock`."""
@@ -87,97 +91,93 @@ class TablesWatch:
     ) -> None:  # fmt: skip
         self._application, self._folder = application, folder
         self._metrics, self._tell, self._take = metrics, tell, take
-        self._down: dict[str, StoppedQuery] = {}
-        self._wanted: dict[str, Callable[[], None]] = {}
-        self._starts: dict[str, TablesStart] = {}
-        self._told: set[str] = set()  # queries that the operator was told about
+        self._queries: dict[str, TableQuery] = {}
 
     def begin(self) -> None:
         """Start the queries."""
         application = self._application
         if application.tables_interval_s():
-            self._wanted[TABLES_QUERY] = application.start_tables
+            self._begin(TableQuery(TABLES_QUERY, application.start_tables))
         if application.history_interval_s():
-            self._wanted[HISTORY_QUERY] = application.start_history
-        for name, start in self._wanted.items():
-            self._metrics.level("tables_stopped", 0, name)
-            if self._mark(name).exists():
-                self._told.add(name)
-            self._try(name, start, FIRST_S_MAX)
+            self._begin(TableQuery(HISTORY_QUERY, application.start_history))
+
+    def _begin(self, one: TableQuery) -> None:
+        self._queries[one.name] = one
+        self._metrics.level("tables_stopped", 0, one.name)
+        one.told = self._mark(one.name).exists()
+        self._try(one, FIRST_S_MAX)
 
     def look(self) -> None:
         """Start what has ended and may run again."""
-        for name, start in self._wanted.items():
-            if name in self._starts and not self._has_started(name, 0.0):
+        running = self._application.table_queries
+        for one in self._queries.values():
+            if one.starting is not None and not self._has_started(one, one.starting, 0.0):
                 continue
-            query = self._application.table_queries.get(name)
-            if query is not None and query.isActive:
-                continue
-            down = self._down.get(name)
-            if query is not None:
-                why = reason(query)
-                self._application.table_queries.pop(name)
-                self._ended(name, why)
-            elif down is None or time.monotonic() >= down.due:
-                self._try(name, start)
+            query = running.get(one.name)
+            if query is None:
+                if time.monotonic() >= one.due:
+                    self._try(one)
+            elif not query.isActive:
+                running.pop(one.name)
+                self._ended(one, reason(query))
 
     def batch(self, name: str) -> None:
         """A query has written a batch."""
-        self._down.pop(name, None)
-        if name in self._told:
-            self._told.discard(name)
+        one = self._queries.get(name)
+        if one is None:
+            return
+        one.tries, one.due, one.full, one.alerted = 0, 0.0, False, False
+        if one.told:
+            one.told = False
             with contextlib.suppress(OSError):
                 self._mark(name).unlink(missing_ok=True)
             log.warning("the query %r writes the tables again", name)
             self._metrics.level("tables_stopped", 0, name)
             self._send_event("")
 
-    def _try(self, name: str, start: Callable[[], None], wait_s: float = START_S_MAX) -> None:
-        down = self._down.get(name)
-        if down is not None and down.full and self._room_lacks():
-            down.due = time.monotonic() + LOOK_S
+    def _try(self, one: TableQuery, wait_s: float = START_S_MAX) -> None:
+        if one.full and self._room_lacks():
+            one.due = time.monotonic() + LOOK_S
             return
 
         def work() -> None:
             self._take()
-            start()
+            one.start()
 
-        self._starts[name] = TablesStart(name, work)
-        self._starts[name].start()
-        self._has_started(name, wait_s)
+        one.starting = TablesStart(one.name, work)
+        one.starting.start()
+        self._has_started(one, one.starting, wait_s)
 
-    def _has_started(self, name: str, wait_s: float) -> bool:
+    def _has_started(self, one: TableQuery, start: TablesStart, wait_s: float) -> bool:
         """Whether the start of a query is over, with or without success."""
-        start = self._starts[name]
         start.join(wait_s)
         if start.is_alive():
             return False
-        del self._starts[name]
+        one.starting = None
         if start.error is not None and not self._application.java_ended():
-            self._ended(name, cause_of(start.error))
+            self._ended(one, cause_of(start.error))
         return True
 
-    def _ended(self, name: str, why: str) -> None:
-        down = self._down.setdefault(name, StoppedQuery())
+    def _ended(self, one: TableQuery, why: str) -> None:
         lacks = self._room_lacks()
-        down.full, down.tries = bool(lacks), down.tries + 1
-        down.why = lacks or why
-        pause_s = LOOK_S if down.full else min(2.0**down.tries / 2, PAUSE_S_MAX)
-        down.due = time.monotonic() + pause_s
-        if not down.alerted and (down.full or down.tries > 1):
-            down.alerted = True
-            down.why = ((not lacks and self._damage()) or down.why)[:WHY_CHARACTERS_MAX]
-            log.error(
-                "the query %r does not write the tables: %s; the queues go on, and the missing "
-                "rows are written later", name, down.why,
-            )  # fmt: skip
-            self._metrics.level("tables_stopped", 1, name)
-            self._told.add(name)
-            with contextlib.suppress(OSError):  # the disk is full; this engine remembers it
-                self._mark(name).touch()
-            self._send_event(down.why)
-        elif not down.alerted:
-            log.warning("the query %r ended, %s; it is started again", name, down.why)
+        one.full, one.tries = bool(lacks), one.tries + 1
+        pause_s = LOOK_S if lacks else min(2.0**one.tries / 2, PAUSE_S_MAX)
+        one.due = time.monotonic() + pause_s
+        if one.alerted:
+            return
+        if not lacks and one.tries == 1:
+            log.warning("the query %r ended, %s; it is started again", one.name, why)
+            return
+        why = (lacks or self._damage() or why)[:WHY_CHARACTERS_MAX]
+        log.error(
+            "the query %r does not write the tables: %s; the queues go on, and the missing "
+            "rows are written later", one.name, why,
+        )  # fmt: skip
+        self._metrics.level("tables_stopped", 1, one.name)
+        one.alerted = one.told = True
+        with contextlib.suppress(OSError):  # the disk is full; this engine remembers it
+            self._mark(one.name).touch()
+        self._send_event(why)
 
     def _mark(self, name: str) -> Path:
         """The marker file: on this machine, even if the tables are elsewhere."""

@@ -302,7 +302,7 @@ def test_a_start_on_a_full_disk_goes_on_without_tables(
 def test_a_start_that_takes_its_time_holds_nobody_up(world: World) -> None:
     """An object store that is slow."""
     answers = threading.Event()
-    world.watch._wanted[TABLES_QUERY] = lambda: (answers.wait(30), world.start_tables())[1]
+    world.watch._queries[TABLES_QUERY].start = lambda: (answers.wait(30), world.start_tables())[1]
     world.table_queries.clear()
     begun = time.perf_counter()
     for _ in range(3):
