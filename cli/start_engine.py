@@ -25,11 +25,10 @@ from ..conf import load
 from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
 from ..protocol.home_places import ABOUT
-from ..streaming.engine_settings import EngineSettings
+from ..streaming.engine_settings import TRIGGERS, EngineSettings
 from ..streaming.home.home_folder import HomeFolder
 from ..streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, known_ports, port_is_free
 from ..streaming.kafka.kafka_watch import KafkaWatch
-from ..streaming.spark.queries import TRIGGERS
 from .command_options import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who

@@ -14,35 +14,36 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
 
 from ..client.kafka.base import require_broker
 from ..client.session.transport import Transport
 from ..protocol import LakequeueError, topics
-from ..protocol.folders import Folder
+from ..sinks.snapshots import SnapshotWriter
+from ..sources.kafka_source import RECORDS_PER_BATCH, history_topics, tables_topics
 from ..sources.live import kafka_client, quiet
 from ..sources.live_reader import InputLimits
 from ..state import Home
 from .broker_query import BrokerQuery, first_of, query_name
 from .captured import CapturedTopics
-from .engine_settings import EngineSettings
+from .engine_settings import REAL_TIME, EngineSettings
 from .home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT, HomeFolder
 from .jars import ensure_jars, object_store_jars, place_settings
 from .java import JavaArchive
 from .loop.loop_options import Options
 from .spark.error_causes import cause_of
+from .spark.progress import ProgressListener
 from .spark.queries import (
     HISTORY_QUERY,
-    REAL_TIME,
     TABLES_QUERY,
     end_between_batches,
     start_batches,
     start_history,
     start_loop,
     start_tables,
-    write_states,
 )
 from .spark.spark_session import (
     await_java_at_exit,
@@ -58,12 +59,6 @@ from .spark.spark_session import (
     spark_session,
 )
 from .version import code_version
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
-
-    from .spark.progress import ProgressListener
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -190,8 +185,6 @@ class SparkApplication:
             options = self._loop_options(self.spark, home, broker.run, broker.resting)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
         else:
-            from ..sources.kafka_source import RECORDS_PER_BATCH
-
             limit = self._settings.value("records_per_batch", RECORDS_PER_BATCH)
             broker.query = start_batches(
                 self.spark, self._bootstrap, home, self._vpns, self._captured.reads,
@@ -237,13 +230,12 @@ class SparkApplication:
         )  # fmt: skip
 
     def start_tables(self) -> None:
-        """Start the query of the Delta tables, if they are switched on. Any thread may call it."""
-        interval_s = self.tables_interval_s()
-        if interval_s:
-            self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
-                spark, self._bootstrap, self._vpns, self._captured.reads, self._folder.tables,
-                self._folder.checkpoints / TABLES_CHECKPOINT, interval_s,
-            ))  # fmt: skip
+        """Start the query of `messages` and `journal`. Any thread may call it."""
+        self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
+            spark, self._bootstrap, tables_topics(self._vpns, self._captured.reads),
+            self._folder.tables, self._folder.checkpoints / TABLES_CHECKPOINT,
+            self.tables_interval_s(),
+        ))  # fmt: skip
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
         """Start a query of tables. If `_end_tables` was called meanwhile, stop it again;
@@ -260,43 +252,37 @@ class SparkApplication:
             query.stop()
 
     def start_history(self) -> None:
-        """Start the history query (commands, steps, snapshots), if it is switched on. Micro-batches
-        have no log of steps. Any thread may call it."""
-        interval_s = self.history_interval_s()
+        """Start the query of commands, steps and snapshots. Any thread may call it."""
+        checkpoint = self._folder.checkpoints / HISTORY_CHECKPOINT
+        # Without its checkpoint, the tables may have been repaired or restored from a backup.
+        anew = not any(checkpoint.glob("commits/[0-9]*"))
+        names = history_topics(self._vpns, self._historic(), self._captured.peer_topics())
+        self._start_of_tables(HISTORY_QUERY, lambda spark: start_history(
+            spark, self._bootstrap, names, self._folder.tables, checkpoint,
+            self.history_interval_s(), self._snapshots(spark, anew),
+        ))  # fmt: skip
+
+    def _historic(self) -> list[str]:
+        """All brokers, removed ones included: their history may not be in the tables yet."""
+        return [*self.brokers, *self._folder.removed()]
+
+    def _snapshots(self, spark: SparkSession, anew: bool = False) -> SnapshotWriter | None:
+        """What writes the brokers' states, if it is switched on."""
+        interval_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
         if not interval_s:
-            return
-        snapshots_s = self._snapshots_s()
-
-        def start(spark: SparkSession) -> StreamingQuery:
-            return start_history(
-                spark, self._bootstrap, self._vpns, self._checkpoints(),
-                self._captured.peer_topics(), self._folder.tables,
-                self._folder.checkpoints / HISTORY_CHECKPOINT, interval_s, snapshots_s,
-                self._states(),
-            )  # fmt: skip
-
-        self._start_of_tables(HISTORY_QUERY, start)
-
-    def _snapshots_s(self) -> int:
-        return self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
-
-    def _checkpoints(self) -> dict[str, Folder]:
-        """The checkpoints of all brokers, removed ones included: their history may not be in the
-        tables yet."""
-        names = [*self.brokers, *self._folder.removed()]
-        return {b: self._folder.checkpoint / b for b in names}
-
-    def _states(self) -> dict[str, Path]:
-        """The files with which brokers begin."""
-        return {b: Path(file) for b in self.brokers if (file := self._folder.rebuilt(b))}
+            return None
+        checkpoints = {b: self._folder.checkpoint / b for b in self._historic()}
+        begins = {b: Path(file) for b in self.brokers if (file := self._folder.rebuilt(b))}
+        return SnapshotWriter(spark, self._folder.tables, checkpoints, interval_s, begins, anew)
 
     def begin_history_anew(self) -> None:
         """After a change of brokers: write their new states before another change replaces the
         files, and end the history query; `tables_watch` starts it anew."""
-        if self.spark is not None and self.history_interval_s() and self._snapshots_s():
+        if self.spark is not None and self.history_interval_s():
             try:
                 self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
-                write_states(self.spark, self._folder.tables, self._checkpoints(), self._states())
+                if (snapshots := self._snapshots(self.spark)) is not None:
+                    snapshots.write_states()
             except Exception as error:  # Spark's or Delta's: the history query tries it again
                 log.warning("the brokers' states are not in the tables yet: %s", cause_of(error))
         self._end_tables(HISTORY_QUERY)
@@ -306,10 +292,11 @@ class SparkApplication:
         with self._tables_lock:
             self._ended_tables += 1
             query = self.table_queries.pop(name, None)
-        self._end_batches(query, TABLES_END_S_MAX)
+        end_between_batches(query, TABLES_END_S_MAX)
 
     def history_interval_s(self) -> int:
-        """Seconds between two commits of the history tables; 0: none."""
+        """Seconds between two commits of the history tables; 0: none. Micro-batches have no log of
+        steps."""
         value = self._settings.value
         tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
         return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
@@ -318,7 +305,7 @@ class SparkApplication:
         """Restart the queries that do not find new topics themselves."""
         if not self._real_time:
             for broker in self.brokers.values():
-                self._end_batches(broker.query, END_S_MAX)
+                end_between_batches(broker.query, END_S_MAX)
                 self.start_query(broker)
         self._end_tables(TABLES_QUERY)
         self._end_tables(HISTORY_QUERY)
@@ -359,7 +346,7 @@ class SparkApplication:
         until = time.monotonic() + batch_s
         self.end(self.brokers.values(), batch_s)
         for query in list(self.table_queries.values()):
-            self._end_batches(query, until - time.monotonic())
+            end_between_batches(query, until - time.monotonic())
         self.spark.stop()
 
     def kill(self) -> None:
@@ -375,15 +362,11 @@ class SparkApplication:
         live = [broker for broker in brokers if broker.is_active]
         if not self._real_time:
             for broker in live:
-                self._end_batches(broker.query, wait_s)
+                end_between_batches(broker.query, wait_s)
         elif live:
             self._end_loops(live, wait_s)
             with ThreadPoolExecutor(len(live)) as pool:
                 list(pool.map(lambda broker: broker.query.stop(), live))
-
-    def _end_batches(self, query: StreamingQuery | None, wait_s: float) -> None:
-        if query is not None and query.isActive:
-            end_between_batches(query, wait_s)
 
     def quiet(self, brokers: Iterable[BrokerQuery]) -> None:
         """Ask the loops to take no more messages; `end` follows. Without Kafka they take none

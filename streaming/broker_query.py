@@ -16,12 +16,11 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.streaming import StreamingQuery
 
 from ..protocol import LakequeueError
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
 
 QUERY = "lakequeue"  # of a home's only broker
 STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "failed"

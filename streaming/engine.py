@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
+import pyarrow as pa
 from confluent_kafka import KafkaException
 
 from ..client.kafka import open_kafka
@@ -38,12 +39,12 @@ from .broker_query import STARTING, BrokerQuery, BrokerRecords, broker_of, first
 from .brokers.change_requests import ChangeRequests, await_partition, check_new
 from .brokers.engine_rehoming import EngineRehoming
 from .captured import CapturedTopics
-from .engine_settings import EngineSettings, engine_conf
+from .engine_settings import MICRO_BATCH, REAL_TIME, EngineSettings, engine_conf
 from .home.home_folder import HomeFolder, Moves
 from .kafka.kafka_watch import KafkaAnswers
 from .restarts import within
 from .spark.progress import ProgressListener
-from .spark.queries import HISTORY_QUERY, MICRO_BATCH, REAL_TIME, TABLES_QUERY
+from .spark.queries import HISTORY_QUERY, TABLES_QUERY
 from .tables.table_care import TableCare, rules_of, upkeep_s
 from .tables.table_repair import TablesLock
 from .tables.tables_watch import TablesMarks, TablesWatch
@@ -53,9 +54,6 @@ from .watch.journal_watch import AlertWatch, EventLines
 from .watch.query_watch import EngineWatch
 from .watch.queue_watch import QueueWatch
 from .watch.step_watch import StepWatch
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 log = logging.getLogger("lakequeue.engine")
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from ..protocol import ConfigError, Problem
-from .spark.queries import REAL_TIME, TRIGGERS
 from .spark.spark_session import CONF, read_conf
 
+REAL_TIME, MICRO_BATCH = TRIGGERS = "real-time", "micro-batch"
 LOG_FORMATS = ("text", "json")
 _PREFIX, _SPARK = "lakequeue.", "spark."
 _Value = TypeVar("_Value", int, float, str)
@@ -50,7 +50,7 @@ _NUMBERS = {
 }
 OTHER_KAFKA = ("refuse", "accept")
 _CHOICES = {
-    "trigger": tuple(TRIGGERS), "log_format": LOG_FORMATS, "other_kafka": OTHER_KAFKA,
+    "trigger": TRIGGERS, "log_format": LOG_FORMATS, "other_kafka": OTHER_KAFKA,
 }  # fmt: skip
 _PLACES = ("tables", "checkpoints")
 

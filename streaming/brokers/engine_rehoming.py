@@ -19,10 +19,11 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import psutil
+from pyspark.sql import DataFrame, SparkSession
 
 from ...definitions.broker_changes import check_removed
 from ...mesh.home_change import HomeChange, NotAtRest
@@ -40,9 +41,6 @@ from ..application import END_S_MAX, SparkApplication
 from ..broker_query import BrokerQuery
 from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder, Moves, Removed
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("lakequeue.engine")
 

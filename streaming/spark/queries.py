@@ -16,21 +16,25 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from ...protocol.bounds import RECORD_BYTES_MAX
 from ...protocol.folders import Folder
+from ...sinks.delta_tables import create_tables
+from ...sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
+from ...sinks.snapshots import SnapshotWriter
+from ...sinks.table_writer import TableWriter, history_writer
+from ...sources import kafka_source as source
+from ...sources.live import kafka_client
 from ...state import Home
 from ..loop.loop_options import Options
+from ..loop.processor import BrokerProcessor
+from ..loop.realtime import ENVIRONMENT, loop_rows
 from .error_causes import cause_of
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
-
-REAL_TIME, MICRO_BATCH = "real-time", "micro-batch"
-TRIGGERS = (REAL_TIME, MICRO_BATCH)
 TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
 TABLES_RECORDS = 25_000  # up to eight messages in each
@@ -43,8 +47,6 @@ def start_loop(
     spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
 ) -> StreamingQuery:
     """Start a broker's query in real time. given: the user's settings, which take precedence."""
-    from ..loop.realtime import ENVIRONMENT, loop_rows
-
     # A part of the key under which Spark keeps idle workers, so that a broker gets its own again.
     spark.sparkContext.environment[ENVIRONMENT] = options.broker
     try:
@@ -70,10 +72,6 @@ def start_batches(
 ) -> StreamingQuery:
     """Start a broker's query in micro-batches. limits: the record size of topics that allow less
     than the default."""
-    from ...sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
-    from ...sources import kafka_source as source
-    from ..loop.processor import BrokerProcessor
-
     commands_in = source.read_planned(spark, bootstrap, source.commands_topics(vpns, home.name))
     publishes = source.read_planned(
         spark, bootstrap, source.publish_topics(vpns, captured), records_per_batch
@@ -93,20 +91,14 @@ def start_batches(
 def start_tables(
     spark: SparkSession,
     bootstrap: str,
-    vpns: list[str],
-    captured: list[str],
+    names: list[str],
     tables: Folder,
     checkpoint: Folder,
     interval_s: int,
 ) -> StreamingQuery:
-    """Start the query that writes `messages` and `journal`, every interval_s seconds."""
-    from ...sinks.delta_tables import create_tables
-    from ...sinks.table_writer import TableWriter
-    from ...sources import kafka_source as source
-    from ...sources.live import kafka_client
-
+    """Start the query that writes `messages` and `journal`, every interval_s seconds. names: of the
+    topics."""
     create_tables(spark, tables)
-    names = source.tables_topics(vpns, captured)
     stream = source.read_stream(spark, bootstrap, names, TABLES_RECORDS, committed=True)
     writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
     return _start_every(interval_s, stream, writer, TABLES_QUERY, checkpoint)
@@ -115,43 +107,17 @@ def start_tables(
 def start_history(
     spark: SparkSession,
     bootstrap: str,
-    vpns: list[str],
-    brokers: Mapping[str, Folder],
-    peer_topics: list[str],
+    names: list[str],
     tables: Folder,
     checkpoint: Folder,
     interval_s: int,
-    snapshots_s: int,
-    states: Mapping[str, Path],
+    snapshots: SnapshotWriter | None,
 ) -> StreamingQuery:
-    """Start the query that writes the history, every interval_s seconds. brokers: with the
-    checkpoint of each. peer_topics: topics with records for the brokers. snapshots_s: 0 writes no
-    snapshots. states: the files with which brokers begin."""
-    from ...sinks.snapshots import SnapshotWriter
-    from ...sinks.table_writer import history_writer
-    from ...sources import kafka_source as source
-    from ...sources.live import kafka_client
-
-    # Without its checkpoint, the tables may have been repaired or restored from a backup.
-    anew = not any(checkpoint.glob("commits/[0-9]*"))
-    snapshots = None
-    if snapshots_s:
-        snapshots = SnapshotWriter(spark, tables, brokers, snapshots_s, states, anew)
-    stream = source.read_stream(
-        spark, bootstrap, source.history_topics(vpns, brokers, peer_topics), HISTORY_RECORDS
-    )
+    """Start the query that writes the history, every interval_s seconds. names: of the topics."""
+    stream = source.read_stream(spark, bootstrap, names, HISTORY_RECORDS)
     kafka = kafka_client(bootstrap, HISTORY_QUERY)
     writer = history_writer(spark, tables, HISTORY_QUERY, kafka, snapshots)
     return _start_every(interval_s, stream, writer, HISTORY_QUERY, checkpoint)
-
-
-def write_states(
-    spark: SparkSession, tables: Folder, brokers: Mapping[str, Folder], states: Mapping[str, Path]
-) -> None:
-    """Write the states with which brokers begin to the table `snapshots`, if it lacks them."""
-    from ...sinks.snapshots import SnapshotWriter
-
-    SnapshotWriter(spark, tables, brokers, 0, states).write_states()
 
 
 def _start_every(
@@ -167,9 +133,11 @@ def _start_every(
     )
 
 
-def end_between_batches(query: StreamingQuery, wait_s: float) -> None:
-    """Stop a query between two batches, or in the middle of one that takes longer than
+def end_between_batches(query: StreamingQuery | None, wait_s: float) -> None:
+    """Stop a query, if it runs, between two batches, or in the middle of one that takes longer than
     ``wait_s``."""
+    if query is None or not query.isActive:
+        return
     until = time.monotonic() + wait_s
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < until:
         time.sleep(0.01)

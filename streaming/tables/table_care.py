@@ -17,7 +17,8 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from ...protocol.folders import Folder, files_below
 from ...sinks.metrics import Metrics
@@ -26,9 +27,6 @@ from ...sinks.upkeep import Rules, Upkeep
 from ..engine_settings import EngineSettings
 from ..spark.error_causes import cause_of
 from ..watch_thread import WatchThread
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 log = logging.getLogger("lakequeue.tables")
 

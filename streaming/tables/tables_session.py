@@ -7,16 +7,14 @@ here. A reader sees one whole version of a table, also while the engine writes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from ...lake import HISTORY, TABLES, create_views, tables_of
 from ...protocol.home_places import has_table
 from ...protocol.table_format import COLUMNS
 from ..jars import ensure_jars, object_store_jars, place_settings
 from ..spark.spark_session import spark_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 CORES = 2  # an engine on this machine needs the other cores
 

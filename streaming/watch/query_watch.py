@@ -20,9 +20,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
+from pyspark.sql.streaming import StreamingQuery
 
 from ...client.kafka.base import require_broker
 from ...protocol import LakequeueError, NotConnected, Timeout
@@ -32,9 +32,6 @@ from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder
 from ..restarts import Restarts, passes, puts_aside, within
 from ..spark.queries import reason, refusal
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
 
 log = logging.getLogger("lakequeue.engine")
 

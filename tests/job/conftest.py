@@ -19,8 +19,8 @@ from job.processes import INTERPRETED
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine, java
+from lakequeue.streaming.engine_settings import REAL_TIME, TRIGGERS
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
-from lakequeue.streaming.spark.queries import REAL_TIME, TRIGGERS
 
 BATCH_S = 8.0  # what the driver hears comes with the end of a batch, which costs half a second
 # Java's archive, where there is none. By default it is made later and humbly; here a dozen engines

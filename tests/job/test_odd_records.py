@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 from job.conftest import Job, in_real_time
 from job.processes import until, write_at
 from lakequeue.protocol.errors import Rejected
-from lakequeue.streaming.spark.queries import MICRO_BATCH
+from lakequeue.streaming.engine_settings import MICRO_BATCH
 
 pytestmark = pytest.mark.job
 

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from job.conftest import Job
 from job.scenarios import IN_BATCHES, RULES, chosen, queue_name
-from lakequeue.streaming.spark.queries import REAL_TIME
+from lakequeue.streaming.engine_settings import REAL_TIME
 from rules.scenario import Clock, Runner, Scenario
 
 pytestmark = pytest.mark.job

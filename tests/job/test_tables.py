@@ -44,8 +44,9 @@ from lakequeue.sinks.table_writer import TableWriter
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.sources.kafka_source import read_stream
 from lakequeue.sources.live import kafka_client
+from lakequeue.streaming.engine_settings import MICRO_BATCH
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
-from lakequeue.streaming.spark.queries import MICRO_BATCH, QUERY_SETTINGS
+from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.job

@@ -222,12 +222,10 @@ IN_FUNCTIONS = {
     ("memory/pytest_plugin.py", "lakequeue"): PLUGIN,
     ("protocol/folders.py", "pyarrow"): PYARROW,
     ("protocol/wire.py", "lakequeue.protocol.journal_encoding"): PYARROW,
-    ("streaming/application.py", "lakequeue.sources.kafka_source"): PYSPARK,
     ("streaming/loop/realtime.py", "lakequeue.streaming.loop.loop"): START,
     ("streaming/loop/realtime.py", "pyspark"): START,
     ("streaming/loop/worker_daemon.py", "lakequeue.streaming.loop"): DAEMON,
     ("streaming/loop/worker_daemon.py", "pyspark"): DAEMON,
-    ("streaming/spark/queries.py", "lakequeue"): PYSPARK,
     ("streaming/spark/spark_session.py", "pyspark"): PYSPARK,
 }
 
