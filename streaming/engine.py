@@ -36,7 +36,7 @@ from ..sources.same_topic import TopicsNow
 from .application import SparkApplication
 from .bridges.bridge_watch import BridgeWatch
 from .broker_query import STARTING, BrokerQuery, BrokerRecords, broker_of, first_of
-from .brokers.change_requests import ChangeRequests, await_partition, check_new
+from .brokers.change_requests import ChangeRequests, await_partition
 from .brokers.engine_rehoming import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import MICRO_BATCH, REAL_TIME, EngineSettings, engine_conf
@@ -163,8 +163,8 @@ class Engine:
             self.move_queue,
         )  # fmt: skip
         self.rehoming = EngineRehoming(
-            self.bootstrap, self.application, self.captured, self._folder, self._begin,
-            self._tell_peers, self._records.gone,
+            self.bootstrap, self.application, self.captured, self._folder, self._vpns,
+            self._begin, self._tell_peers, self._records.gone,
         )  # fmt: skip
         self.bridges = BridgeWatch(self.bootstrap, self._vpns)
 
@@ -305,8 +305,6 @@ class Engine:
         if self.trigger == MICRO_BATCH:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         with self._lock:
-            new = BrokerQuery(name, 0, group=group)
-            check_new(new, self.application, self._folder, self._vpns)
             self.rehoming.add(name, group)
 
     def _peers(self) -> bytes:

@@ -22,11 +22,8 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException, Message, TopicPartition
 
 from ...client.session.transport import Transport
-from ...definitions.broker_changes import check_added
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.bounds import CANNOT_DECODE
-from ..application import SparkApplication
-from ..broker_query import BrokerQuery
 from ..home.home_folder import HomeFolder, Moves
 from ..watch_thread import TopicReader
 
@@ -35,15 +32,6 @@ log = logging.getLogger("lakequeue.engine")
 PREFIX = "wish/"
 MOVED_LISTED_MAX = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
-
-
-def check_new(
-    new: BrokerQuery, application: SparkApplication, folder: HomeFolder, vpns: list[str]
-) -> None:
-    """Raise LakequeueError if this broker cannot be added."""
-    groups = {broker.name: broker.group for broker in application.brokers.values()}
-    check_added(new.name, new.group, groups, folder.removed(), vpns)
-    application.check_slots(len(groups) + 1)
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:

@@ -25,13 +25,13 @@ import msgspec
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
-from ...definitions.broker_changes import check_removed
+from ...definitions.broker_changes import check_added, check_removed
 from ...mesh.home_change import HomeChange, NotAtRest
 from ...mesh.reading_positions import of_clients
 from ...mesh.rehome import Rehomed, Resting, rehome
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.folders import Folder
-from ...protocol.journal import Journal, JournalSegment
+from ...protocol.journal import Journal
 from ...protocol.state_files import step_of
 from ...replica.driver import Snapshot
 from ...sources.live import kafka_client
@@ -73,16 +73,19 @@ class EngineRehoming:
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
-        folder: HomeFolder, begin: Callable[[BrokerQuery], None], tell_peers: Callable[[], None],
-        gone: Callable[[str], None],
+        folder: HomeFolder, vpns: list[str], begin: Callable[[BrokerQuery], None],
+        tell_peers: Callable[[], None], gone: Callable[[str], None],
     ) -> None:  # fmt: skip
-        self._bootstrap = bootstrap
+        self._bootstrap, self._vpns = bootstrap, vpns
         self._application, self._captured, self._folder = application, captured, folder
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
 
     def add(self, name: str, group: str = "") -> None:
         """Add a broker. If it raises LakequeueError, the home is as it was."""
         brokers = self._application.brokers
+        groups = {broker.name: broker.group for broker in brokers.values()}
+        check_added(name, group, groups, self._folder.removed(), self._vpns)
+        self._application.check_slots(len(brokers) + 1)
         new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
         self._require_all_run()
         self._change([*brokers.values(), new])
@@ -125,16 +128,17 @@ class EngineRehoming:
         """Change the home to these brokers."""
         brokers = self._application.brokers
         before = dict(brokers)
-        change = HomeChange(_numbers(there), _groups(there), to, moves or {})
+        numbers = {broker.name: broker.number for broker in there}
+        groups = {broker.name: broker.group for broker in there if broker.group}
+        change = HomeChange(numbers, groups, to, moves or {})
         try:
-            found = self._rehomed(list(before.values()), change)
+            known, found = self._rehomed(list(before.values()), change)
             _set(brokers, there)
             try:
                 self._make_partitions()
                 self._folder.rehome(
-                    found.states, _numbers(there), _groups(there), found.removed, found.last,
-                    found.moved,
-                )  # fmt: skip
+                    _states(known, found), numbers, groups, *_removed(known, found), found.moved
+                )
             except BaseException:  # whatever fails, the home has its old brokers
                 _set(brokers, before.values())
                 raise
@@ -176,8 +180,10 @@ class EngineRehoming:
                 self._gone(broker.name)
                 _log_change("broker_removed", broker, "is removed from this home")
 
-    def _rehomed(self, brokers: list[BrokerQuery], change: HomeChange) -> _States:
-        """The states with which the brokers will begin. All queries have ended."""
+    def _rehomed(
+        self, brokers: list[BrokerQuery], change: HomeChange
+    ) -> tuple[list[_BrokerState], Rehomed]:
+        """The brokers' states at rest, and the changed home. All queries have ended."""
         until = time.monotonic() + REST_S_MAX
         self._application.quiet(brokers)
         time.sleep(QUIET_S)
@@ -187,12 +193,14 @@ class EngineRehoming:
             known: list[_BrokerState] = []
             for broker in brokers:
                 known.append(self._read(broker, room))
-                room -= known[-1].size
+                room -= _size(known[-1].resting.pages)
             try:
                 for one in known:
                     self._check_begun(one)
                     self._check_ended(one)
-                return _States.of(known, self._rehome(known, change))
+                resting = [one.resting for one in known]
+                secret, epoch = self._folder.secret, self._folder.epoch
+                return known, rehome(resting, change, epoch, secret, Limits())
             except NotAtRest as error:
                 if time.monotonic() > until:
                     raise LakequeueError(f"the home does not come to rest: {error}") from error
@@ -218,14 +226,38 @@ class EngineRehoming:
         if any(record.step > own.step for _, record in logged):
             raise NotAtRest(f"broker {name!r} did not end cleanly")
 
-    def _rehome(self, known: list[_BrokerState], change: HomeChange) -> Rehomed:
-        secret, epoch = self._folder.secret, self._folder.epoch
-        return rehome([one.resting for one in known], change, epoch, secret, Limits())
-
     def _read(self, broker: BrokerQuery, room: int) -> _BrokerState:
-        assert self._application.spark is not None
-        path = self._folder.checkpoint / broker.name
-        return _BrokerState.read(self._application.spark, path, broker.name, broker.number, room)
+        """A broker's state. room: bytes that its pages may have. Raises LakequeueError if they have
+        more, or if it is not a state of this core."""
+        spark, name = self._application.spark, broker.name
+        assert spark is not None
+        checkpoint = self._folder.checkpoint / name
+        rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
+        if not rows:
+            raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
+        found = _state(spark, checkpoint, name, "pages")
+        found = found.select("user_map_key.key", "user_map_value.page").repartition(PARTS, "key")
+        pages = {}
+        for key, page in found.toLocalIterator():
+            pages[key] = bytes(page)
+            room -= len(page)
+            if room < 0:
+                raise LakequeueError(
+                    f"broker {name!r}: its state does not fit into the engine's memory, which was "
+                    f"full after {_size(pages) // 1_000_000} MB of it. Nothing has changed: give "
+                    "the machine more memory, or wait until the queues hold less"
+                )
+        if _header(pages["broker"]).format != FORMAT:
+            raise LakequeueError(
+                f"broker {name!r} has the state of an earlier version: start the engine "
+                "again, which converts it"
+            )
+        own = _snapshot(bytes(rows[0][0]))
+        return _BrokerState(own, Resting(
+            name, broker.number, pages,
+            {(topic, at): offset for topic, at, offset in own.offsets},
+            {(topic, at): one for topic, at, one in own.ids}, list(own.captured),
+        ))  # fmt: skip
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
@@ -240,60 +272,15 @@ def _log_change(event: str, broker: BrokerQuery, what: str, *values: Any) -> Non
     log.info("broker %r " + what, broker.name, *values, extra={"fields": fields})
 
 
-def _numbers(brokers: Iterable[BrokerQuery]) -> dict[str, int]:
-    return {broker.name: broker.number for broker in brokers}
-
-
-def _groups(brokers: Iterable[BrokerQuery]) -> dict[str, str]:
-    return {broker.name: broker.group for broker in brokers if broker.group}
-
-
 class _BrokerState(msgspec.Struct):
-    """A broker's state, as Spark has it. size: bytes of its pages."""
+    """A broker's state, as Spark has it."""
 
     own: Snapshot
     resting: Resting
-    size: int = 0
-
-    @classmethod
-    def read(
-        cls, spark: SparkSession, checkpoint: Folder, name: str, number: int, room: int
-    ) -> _BrokerState:
-        """Read it. room: bytes that its pages may have. Raises LakequeueError if they have more, or
-        if it is not a state of this core."""
-        rows = _state(spark, checkpoint, name, "snapshot").select("value.*").collect()
-        if not rows:
-            raise LakequeueError(f"broker {name!r} has no state yet: try again when it runs")
-        found = _state(spark, checkpoint, name, "pages")
-        found = found.select("user_map_key.key", "user_map_value.page").repartition(PARTS, "key")
-        pages = {}
-        for key, page in found.toLocalIterator():
-            pages[key] = bytes(page)
-            room -= len(page)
-            if room < 0:
-                raise LakequeueError(_too_much(name, pages))
-        if _header(pages["broker"]).format != FORMAT:
-            raise LakequeueError(
-                f"broker {name!r} has the state of an earlier version: start the engine "
-                "again, which converts it"
-            )
-        own = _snapshot(bytes(rows[0][0]))
-        return cls(own, Resting(
-            name, number, pages, {(topic, at): offset for topic, at, offset in own.offsets},
-            {(topic, at): one for topic, at, one in own.ids}, list(own.captured),
-        ), _size(pages))  # fmt: skip
 
 
 def _size(pages: dict[str, bytes]) -> int:
     return sum(map(len, pages.values()))
-
-
-def _too_much(name: str, pages: dict[str, bytes]) -> str:
-    return (
-        f"broker {name!r}: its state does not fit into the engine's memory, which was full after "
-        f"{_size(pages) // 1_000_000} MB of it. Nothing has changed: give the machine more "
-        "memory, or wait until the queues hold less"
-    )
 
 
 def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) -> DataFrame:
@@ -301,38 +288,28 @@ def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) 
     return reader.load(str(checkpoint)).where(f"key.broker = '{broker}'")
 
 
-class _States(msgspec.Struct):
-    """states: by broker, the loop's snapshot and the pages; removed: removed brokers, as the home
-    knows them; last: records that these still have to send; moved: see `Rehomed`."""
-
-    states: dict[str, tuple[bytes, dict[str, bytes]]]
-    removed: Removed
-    last: list[Journal]
-    moved: Moves
-
-    @classmethod
-    def of(cls, known: list[_BrokerState], found: Rehomed) -> _States:
-        """The state with which each loop will begin."""
-        before = {one.resting.name: one.own for one in known}
-        states = {}
-        for one in found.brokers:
-            header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
-            told = own.rehomed(
-                header.step, header.time, one.offsets, one.ids, one.captures, one.journal
-            )
-            states[one.name] = msgspec.msgpack.encode(told), one.pages
-        gone = [one for one in known if one.resting.name in found.last]
-        removed = {one.resting.name: (one.resting.number, _of_clients(one)) for one in gone}
-        last = [_last(one, found.last[one.resting.name]) for one in gone]
-        return cls(states, removed, last, found.moved)
+def _states(known: list[_BrokerState], found: Rehomed) -> dict[str, tuple[bytes, dict[str, bytes]]]:
+    """The snapshot and the pages with which each broker's loop will begin."""
+    before = {one.resting.name: one.own for one in known}
+    states = {}
+    for one in found.brokers:
+        header, own = _header(one.pages["broker"]), before.get(one.name, Snapshot())
+        told = own.rehomed(
+            header.step, header.time, one.offsets, one.ids, one.captures, one.journal
+        )
+        states[one.name] = msgspec.msgpack.encode(told), one.pages
+    return states
 
 
-def _of_clients(known: _BrokerState) -> list[tuple[str, int, int]]:
-    """How far a broker had read its clients' topics."""
-    return [(*place, at) for place, at in of_clients([known.resting.offsets]).items()]
-
-
-def _last(known: _BrokerState, segments: list[JournalSegment]) -> Journal:
-    """The records that a removed broker still has to send. Its last step is the change."""
-    own = known.own
-    return Journal(known.resting.name, own.step + 1, own.now, [*own.journal, *segments])
+def _removed(known: list[_BrokerState], found: Rehomed) -> tuple[Removed, list[Journal]]:
+    """The removed brokers, with how far they had read their clients' topics, and the records that
+    they still have to send. Their last step is the change."""
+    removed: Removed = {}
+    last = []
+    for one in known:
+        name, own = one.resting.name, one.own
+        if name in found.last:
+            read = [(*place, at) for place, at in of_clients([one.resting.offsets]).items()]
+            removed[name] = one.resting.number, read
+            last.append(Journal(name, own.step + 1, own.now, [*own.journal, *found.last[name]]))
+    return removed, last

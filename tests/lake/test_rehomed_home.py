@@ -14,7 +14,7 @@ from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.protocol.state_files import is_newer, restore, state_file, write_state
 from lakequeue.replica.driver import Driver
 from lakequeue.state import Broker, DictStore, Home, Limits
-from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _States
+from lakequeue.streaming.brokers.engine_rehoming import _BrokerState, _snapshot, _states
 from lakequeue.streaming.home.home_folder import HomeFolder
 from loop.memory import HOME, LIMITS, SIZES, Some, World, clocks
 
@@ -50,19 +50,19 @@ def lived() -> World:
     return world
 
 
-def rehomed(world: World) -> tuple[_BrokerState, _States]:
+def rehomed(world: World) -> tuple[_BrokerState, dict[str, tuple[bytes, dict[str, bytes]]]]:
     own, store = world.saved
     offsets = {(topic, at): offset for topic, at, offset in own.offsets}
     known = _BrokerState(own, Resting(HOME.name, 0, dict(store.pages), offsets))
     change = HomeChange({HOME.name: 0, "west": 1})
-    return known, _States.of([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
+    return known, _states([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
 
 
 def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
     """Its log goes on behind the change, which is a step of its own; it knows the other broker."""
     world = lived()
     known, found = rehomed(world)
-    own, pages = found.states[HOME.name]
+    own, pages = found[HOME.name]
     snapshot = _snapshot(own)
     assert snapshot.step == known.own.step + 1
     assert snapshot.offsets == known.own.offsets
@@ -85,7 +85,7 @@ def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
 
 def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:
     _, found = rehomed(lived())
-    own, pages = found.states["west"]
+    own, pages = found["west"]
     assert _snapshot(own).log_at == 0
     broker = Broker.load(DictStore(pages), Home("west", 1, HOME.epoch), Limits())
     assert [name for _, name in broker.names] == ["spread"]
@@ -94,13 +94,13 @@ def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:
 def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> None:
     known, found = rehomed(lived())
     home = HomeFolder(tmp_path)
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
+    home.rehome(found, {HOME.name: 0, "west": 1}, {}, {}, [], [])
     file = Path(home.rebuilt(HOME.name))
     state: Any = State({**known.resting.pages, "q/99": b"an old page"})
     before = msgspec.msgpack.encode(known.own)
     assert is_newer(file, before)
     own = restore(file, state, replaces=True)
-    assert (own, state.pages) == (found.states[HOME.name][0], found.states[HOME.name][1])
+    assert (own, state.pages) == found[HOME.name]
     assert not is_newer(file, own)
 
 
@@ -109,7 +109,7 @@ def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> Non
     _, found = rehomed(lived())
     home = HomeFolder(tmp_path)
     home.open()
-    home.rehome(found.states, {HOME.name: 0, "west": 1}, {}, {}, [], [])
+    home.rehome(found, {HOME.name: 0, "west": 1}, {}, {}, [], [])
     (tmp_path / "lakequeue.json").write_text(json.dumps(_home_record(tmp_path)))
     rebuilt = state_file(tmp_path, "west")
     write_state(rebuilt, b"", [])
