@@ -25,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -170,22 +171,16 @@ def start_tied(
             if os.getppid() != parent:  # it died between the fork and the call
                 os._exit(1)
 
-    outcome: list[subprocess.Popen[Any] | BaseException] = []
-    started = threading.Event()
+    started: Future[subprocess.Popen[Any]] = Future()
 
     def keep() -> None:
         try:
             child = subprocess.Popen(command, preexec_fn=die_with_parent, **options)
         except BaseException as error:  # raised in the thread that waits for it
-            outcome.append(error)
-            started.set()
+            started.set_exception(error)
             return
-        outcome.append(child)
-        started.set()
+        started.set_result(child)
         child.wait()
 
     threading.Thread(target=keep, name="child-keeper", daemon=True).start()
-    started.wait()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
+    return started.result()
