@@ -70,7 +70,7 @@ class Loop:
             if self.saved < 0:
                 self._open(state)
             else:
-                self._cache.attach(state)
+                self._cache.writer.attach(state)
             if self._inputs.stopped:
                 time.sleep(STOPPED_S)  # the engine is about to end the query
             return self._save(state, self._stepper.visit())
@@ -80,10 +80,11 @@ class Loop:
 
     def _save(self, state: StatePages, mark: Mark) -> tuple[Figures, list[str]]:
         begun = time.monotonic()
-        self._cache.settle()
+        writer = self._cache.writer
+        writer.settle()
         self._outbox.drain(mark.snapshot.step)
-        self._cache.call(lambda: state.save(_encode(mark.snapshot)))
-        self._cache.detach()
+        writer.call(lambda: state.save(_encode(mark.snapshot)))
+        writer.detach()
         self.saved = mark.snapshot.step
         if len(mark.snapshot.marks) == self.options.keep:
             self._trim(mark.snapshot.marks[0])
@@ -125,7 +126,7 @@ class Loop:
         self._discovery = Discovery(
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
         )
-        self._parts = [self._stepper, self._inputs, self._discovery, self._cache]
+        self._parts = [self._stepper, self._inputs, self._discovery, self._cache.writer]
         figures = Figures()
         self._replay(figures)  # read the log while others are being fenced
         self._log.fenced()

@@ -9,8 +9,8 @@ while, and go first if they take more than an eighth. Otherwise a million new me
 out the small pages that steps need.
 
 Between two batches there is no state to read. Steps go on with the pages in memory, and a step that
-needs another one waits for the next batch. Two threads use this class: the batch calls `attach`,
-`settle`, `call` and `detach`, the stepping thread everything else.
+needs another one waits for the next batch. The stepping thread uses the cache; the batch attaches,
+settles and detaches its `writer`.
 
 The content is valid only while the state is what this cache wrote, see `loop.Loop`.
 """
@@ -64,26 +64,13 @@ class PageCache:
         self._dirty: dict[str, tuple[bytes | None, float]] = {}  # the oldest unwritten page first
         self.dirty_bytes = 0
         self.misses = 0
-        self._writer = Writer()
+        self.writer = Writer()
         self.count_anew()
-        self.attach(below)
-
-    def attach(self, below: Pages) -> None:
-        """A batch begins: the same pages, behind a new handle."""
-        self._writer.attach(below)
-
-    def detach(self) -> None:
-        """A batch ends: its handle is no longer used."""
-        self._writer.detach()
+        self.writer.attach(below)
 
     def count_anew(self) -> None:
         """Start the counts of written pages anew."""
         self.written_bytes = self.written_pages = 0
-
-    @property
-    def waited_s(self) -> float:
-        """How long steps waited for a batch because they needed a page."""
-        return self._writer.waited_s
 
     @property
     def held_bytes(self) -> int:
@@ -105,7 +92,7 @@ class PageCache:
         if key not in self._there:
             return None
         self.misses += 1
-        value = self._writer.get(key)
+        value = self.writer.get(key)
         if value is not None:
             self._keep(key, value)
         return value
@@ -162,7 +149,7 @@ class PageCache:
         while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
             self._let_go(key)
         rested = now - REST_S
-        while self._dirty and self._writer.bytes < LEAVING_BYTES_MAX:
+        while self._dirty and self.writer.bytes < LEAVING_BYTES_MAX:
             key = next(iter(self._dirty))
             if self._dirty[key][1] > rested and self.dirty_bytes < self._max // 2:
                 break
@@ -179,7 +166,7 @@ class PageCache:
         else:
             self._there.add(key)
             self._keep(key, value)
-        self._writer.write(key, value)
+        self.writer.write(key, value)
 
     def put_to_state(self, key: str, value: bytes) -> None:
         """Write a page of a mark that was already handed over; it goes to the state, not into the
@@ -192,22 +179,10 @@ class PageCache:
         for key in list(self._dirty):
             self._leave(key)
 
-    def settle(self) -> None:
-        """Wait until all pages that were handed over are in the state; raises the writer's
-        error."""
-        self._writer.finish()
-
-    def call(self, what: Callable[[], None]) -> None:
-        """Call the handle for something other than a page."""
-        self._writer.call(what)
-
-    def close(self) -> None:
-        """Close; unwritten pages stay unwritten."""
-        self._writer.abandon()
-
 
 class Writer:
-    """Writes pages in a thread of its own, in the order in which they come, while steps go on."""
+    """Writes pages in a thread of its own, in the order in which they come, while steps go on.
+    waited_s: how long steps waited for a batch because they needed a page."""
 
     def __init__(self) -> None:
         self._below: Pages | None = None
@@ -223,14 +198,14 @@ class Writer:
         self.waited_s = 0.0
 
     def attach(self, below: Pages) -> None:
-        """There is a state to write to."""
+        """A batch begins: the same pages, behind a new handle."""
         self._end = False
         with self._calls:
             self._below = below
             self._calls.notify_all()
 
     def detach(self) -> None:
-        """The state is gone; readers wait."""
+        """A batch ends: its handle is no longer used, and readers wait."""
         with self._calls:
             self._below = None
 
@@ -248,7 +223,7 @@ class Writer:
                 self._calls.notify_all()
 
     def call(self, what: Callable[[], None]) -> None:
-        """Call something else that uses the handle."""
+        """Call the handle for something other than a page."""
         with self._calls:
             what()
 
@@ -275,13 +250,13 @@ class Writer:
             self._thread = threading.Thread(target=self._run, daemon=True, name="lakequeue-state")
             self._thread.start()
 
-    def finish(self) -> None:
-        """Wait until everything is written; raises the writer's error."""
+    def settle(self) -> None:
+        """Wait until everything is written; raises the thread's error."""
         self._end_thread()
         if self._failure is not None:
             raise self._failure
 
-    def abandon(self) -> None:
+    def close(self) -> None:
         """End the thread and drop unwritten pages."""
         with self._changed:
             self._queue.clear()

@@ -129,7 +129,7 @@ class Stepper(threading.Thread):
             self._closing = True
             self._changed.notify_all()
         self._inputs.arrived.set()
-        self._cache.close()
+        self._cache.writer.close()
         if self.is_alive():
             self.join(JOIN_S)
 
@@ -263,7 +263,7 @@ class Stepper(threading.Thread):
     def _sums_now(self) -> dict[str, float]:
         """What was counted since the start, by the figures' names."""
         inputs, driver = self._inputs, self._driver
-        stood_s = self._paused_s + self._cache.waited_s
+        stood_s = self._paused_s + self._cache.writer.waited_s
         return {
             "steps": driver.step,
             "records_in": inputs.records,

@@ -111,7 +111,7 @@ class Broker:
     def again(self) -> None:
         """The worker dies; the next one."""
         self.stepper.close()
-        self.cache.attach(self.state)
+        self.cache.writer.attach(self.state)
         self.open()
 
     def died(self, pages: dict[str, bytes], saved: bytes | None) -> Broker:
@@ -123,10 +123,10 @@ class Broker:
 
     def batch(self) -> Mark:
         """A visit, and what a batch saves of it."""
-        self.cache.attach(self.state)
+        self.cache.writer.attach(self.state)
         mark = self.stepper.visit()
-        self.cache.settle()
-        self.cache.detach()
+        self.cache.writer.settle()
+        self.cache.writer.detach()
         self.saved = _encode(mark.snapshot)
         return mark
 

@@ -68,7 +68,7 @@ def no_thread_is_left() -> Iterator[None]:
 def save(cache: PageCache) -> None:
     """As at the end of a batch."""
     cache.hand_over()
-    cache.settle()
+    cache.writer.settle()
 
 
 keys = st.sampled_from("abcdefgh")
@@ -119,8 +119,8 @@ def test_it_is_a_store(
             else:
                 save(cache)
                 assert below.pages == plain.pages
-                cache.detach()
-                cache.attach(below)
+                cache.writer.detach()
+                cache.writer.attach(below)
             check_sizes(cache, bytes_max)
         save(cache)
         assert below.pages == plain.pages
@@ -148,7 +148,7 @@ def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatc
     assert below.reads == 0
     assert cache.get("old") == bytes(1_000_000)
     assert below.reads == 1
-    cache.close()
+    cache.writer.close()
 
 
 def test_large_pages_do_not_push_out_small_ones() -> None:
@@ -185,7 +185,7 @@ def test_who_reads_a_page_does_not_wait_for_what_is_written() -> None:
         before = below.writes
         assert cache.get("asked") == b"1"
         assert below.writes <= before + 2
-    cache.close()
+    cache.writer.close()
 
 
 def test_a_page_is_read_once_and_written_once() -> None:
@@ -238,7 +238,7 @@ def test_clean_pages_go_first_the_longest_unused_before() -> None:
     assert below.reads == reads, "still there"
     cache.get("0")
     assert below.reads == reads + 1, "gone"
-    cache.close()
+    cache.writer.close()
 
 
 def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
@@ -267,7 +267,7 @@ def test_giving_up_writes_nothing_more() -> None:
     for n in range(50):
         cache.put(str(n), b"x")
     cache.write_behind()
-    cache.close()
+    cache.writer.close()
     assert len(below.pages) <= 2
 
 
@@ -275,26 +275,26 @@ def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
     below = State({"a": b"1", "b": b"2"})
     cache = PageCache(below, 10_000)
     cache.get("a")
-    cache.detach()
+    cache.writer.detach()
     assert cache.get("a") == b"1"
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(cache.get, "b")
         time.sleep(0.05)
         assert not reader.done()
         assert below.reads == 1, "the handle of the batch before is not touched"
-        cache.attach(State({"b": b"3"}))
+        cache.writer.attach(State({"b": b"3"}))
         assert reader.result(60) == b"3"
-    assert cache.waited_s > 0.04
-    cache.close()
+    assert cache.writer.waited_s > 0.04
+    cache.writer.close()
 
 
 def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
     cache = PageCache(State({"a": b"1"}), 10_000)
-    cache.detach()
+    cache.writer.detach()
     with ThreadPoolExecutor(1) as pool:
         reader = pool.submit(cache.get, "a")
         time.sleep(0.05)
-        cache.close()
+        cache.writer.close()
         with pytest.raises(CacheClosed):
             reader.result(60)
 
@@ -307,10 +307,10 @@ def test_a_batch_saves_what_was_handed_over_and_not_what_came_after() -> None:
     cache.hand_over()
     cache.put("a", b"2")  # a step, while the batch saves
     cache.delete("b")
-    cache.settle()
-    cache.detach()
+    cache.writer.settle()
+    cache.writer.detach()
     assert below.pages == dict.fromkeys("abcdef", b"1")
     assert (cache.get("a"), cache.get("b"), cache.get("c")) == (b"2", None, b"1")
-    cache.attach(below)
+    cache.writer.attach(below)
     save(cache)
     assert below.pages == {**dict.fromkeys("cdef", b"1"), "a": b"2"}
