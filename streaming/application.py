@@ -97,6 +97,11 @@ class SparkApplication:
         self._master = master
         self._progress = progress
         self._real_time = settings.trigger == REAL_TIME
+        # seconds between two commits; 0: none
+        self.tables_interval_s = settings.value("tables_interval_s", TABLES_INTERVAL_S)
+        self.history_interval_s = 0  # micro-batches have no log of steps
+        if self.tables_interval_s and self._real_time:
+            self.history_interval_s = settings.value("history_interval_s", HISTORY_INTERVAL_S)
         self._listener: Callable[[], ProgressListener]
         self._transport: Transport | None = None
         self.spark: SparkSession | None = None
@@ -172,7 +177,7 @@ class SparkApplication:
         if master is None:
             assert self.spark is not None
             master = self.spark.sparkContext.master
-        check_slots(str(master), brokers, self.tables_interval_s() > 0)
+        check_slots(str(master), brokers, self.tables_interval_s > 0)
 
     def start_query(self, broker: BrokerQuery) -> None:
         """Start a broker's query, from its checkpoint on."""
@@ -196,10 +201,6 @@ class SparkApplication:
     def _alone(self) -> bool:
         return len(self.brokers) == 1
 
-    def tables_interval_s(self) -> int:
-        """Seconds between two commits of the tables; 0: none."""
-        return self._settings.value("tables_interval_s", TABLES_INTERVAL_S)
-
     def _loop_options(self, spark: SparkSession, home: Home, run: str, resting: bool) -> Options:
         default = Options({}, "", 0, 0, [], "", "")
         retained = spark.conf.get("spark.sql.streaming.minBatchesToRetain", None) or "100"
@@ -214,7 +215,7 @@ class SparkApplication:
             secret=home.secret,
             keep=int(retained) + 3,
             rebuilt=self._folder.rebuilt(home.name),
-            log_kept_s=LOG_KEPT_S if self.history_interval_s() else 0.0,
+            log_kept_s=LOG_KEPT_S if self.history_interval_s else 0.0,
             batch_s=value("batch_s", default.batch_s),
             batch_bytes=value("batch_mb", default.batch_bytes // mb) * mb,
             replay_s=value("replay_s", default.replay_s),
@@ -234,7 +235,7 @@ class SparkApplication:
         self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
             spark, self._bootstrap, tables_topics(self._vpns, self._captured.reads),
             self._folder.tables, self._folder.checkpoints / TABLES_CHECKPOINT,
-            self.tables_interval_s(),
+            self.tables_interval_s,
         ))  # fmt: skip
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
@@ -259,7 +260,7 @@ class SparkApplication:
         names = history_topics(self._vpns, self._historic(), self._captured.peer_topics())
         self._start_of_tables(HISTORY_QUERY, lambda spark: start_history(
             spark, self._bootstrap, names, self._folder.tables, checkpoint,
-            self.history_interval_s(), self._snapshots(spark, anew),
+            self.history_interval_s, self._snapshots(spark, anew),
         ))  # fmt: skip
 
     def _historic(self) -> list[str]:
@@ -278,7 +279,7 @@ class SparkApplication:
     def begin_history_anew(self) -> None:
         """After a change of brokers: write their new states before another change replaces the
         files, and end the history query; `tables_watch` starts it anew."""
-        if self.spark is not None and self.history_interval_s():
+        if self.spark is not None and self.history_interval_s:
             try:
                 self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
                 if (snapshots := self._snapshots(self.spark)) is not None:
@@ -293,13 +294,6 @@ class SparkApplication:
             self._ended_tables += 1
             query = self.table_queries.pop(name, None)
         end_between_batches(query, TABLES_END_S_MAX)
-
-    def history_interval_s(self) -> int:
-        """Seconds between two commits of the history tables; 0: none. Micro-batches have no log of
-        steps."""
-        value = self._settings.value
-        tables = value("tables_interval_s", TABLES_INTERVAL_S) and self._real_time
-        return value("history_interval_s", HISTORY_INTERVAL_S) if tables else 0
 
     def read_more(self) -> None:
         """Restart the queries that do not find new topics themselves."""

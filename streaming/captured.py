@@ -92,7 +92,7 @@ class CapturedTopics:
         self._discovery = Discovery(kafka, self._found)
         self._discovery.start()
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop looking."""
         if self._discovery is not None:
             self._discovery.close()
@@ -131,11 +131,11 @@ class CapturedTopics:
         if deleted := {name: count for name, count in own.items() if name not in sizes}:
             self._make_again(deleted)
         self._own |= self._own_topics(sizes)
-        if captured_topics(sizes, list(self._texts)) != self.reads:
-            self.more = True
-        if self._peer_topics(sizes) != self.peer_topics():
-            self.more = True
-        if self._limits is not None and self._limits_now(sizes) != self._limits:
+        if (
+            captured_topics(sizes, list(self._texts)) != self.reads
+            or self._peer_topics(sizes) != self.peer_topics()
+            or (self._limits is not None and self._limits_now(sizes) != self._limits)
+        ):
             self.more = True
 
     def _own_topics(self, sizes: Mapping[str, int]) -> dict[str, int]:

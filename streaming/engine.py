@@ -1,8 +1,10 @@
 """The engine: one home, one Kafka, one configuration, and all that runs for them.
 
-home_folder everything that must outlive the process: checkpoints, tables, identity captured which
-topics are read application Spark: a query per broker, and those of the tables query_watch restarts
-what failed heartbeat, ticker, alerts, metrics reports to others
+    home_folder                            everything that must outlive the process
+    captured                               which topics are read
+    application                            Spark: a query per broker, and those of the tables
+    query_watch                            restarts what failed
+    heartbeat, ticker, alerts, metrics     reports to others
 
 It starts them in this order and stops them in the reverse order.
 """
@@ -48,7 +50,14 @@ from .spark.queries import HISTORY_QUERY, TABLES_QUERY
 from .tables.table_care import TableCare, rules_of, upkeep_s
 from .tables.table_repair import TablesLock
 from .tables.tables_watch import TablesMarks, TablesWatch
-from .watch.batch_notes import LOST, BatchNotes, LossWatch, notes_of_topics, notices
+from .watch.batch_notes import (
+    LOST,
+    BatchNotes,
+    LossWatch,
+    notes_of_broker,
+    notes_of_topics,
+    notices,
+)
 from .watch.heartbeat import EngineHeartbeat, Ticker
 from .watch.journal_watch import AlertWatch, EventLines
 from .watch.query_watch import EngineWatch
@@ -122,9 +131,7 @@ class Engine:
             bootstrap_servers, self._folder, configuration, self._vpns, self.brokers,
             self._begin_command,
         )  # fmt: skip
-        self._marks = TablesMarks(
-            self.brokers, lambda broker, value: self._tell(self._vpns[0], broker, value)
-        )
+        self._marks = TablesMarks(self.brokers, self._tell_broker)
         self._notes = BatchNotes(
             self.captured, self.metrics, self._ticker, self._on_loss, self._on_report
         )
@@ -149,8 +156,7 @@ class Engine:
             self._stopping, self._records.state, self._tables_watch.look, self._tell_brokers,
         )  # fmt: skip
         self._steps = StepWatch(
-            self.bootstrap, self.brokers,
-            lambda broker, value: self._tell(self._vpns[0], broker, value), self._on_stuck,
+            self.bootstrap, self.brokers, self._tell_broker, self._on_stuck,
             self.application.executors,
         )  # fmt: skip
         self._care = TableCare(
@@ -201,7 +207,7 @@ class Engine:
         transport = self._require_its_kafka()
         self.captured.open()
         # an engine without tables may replace a frozen one
-        if self.application.tables_interval_s():
+        if self.application.tables_interval_s:
             with contextlib.suppress(OSError):  # no rights, no room: the tables' watch reports it
                 self._lock_of_tables.take()
         self._folder.mend()
@@ -219,7 +225,7 @@ class Engine:
         self._alerts.start()
         self._answers.start()
         with self.watch.java_lives():
-            self.application.start(self._listener, transport)
+            self.application.start(lambda: ProgressListener(self._on_batch), transport)
         if self.trigger == MICRO_BATCH:
             self._ticker.start()
         transport.flush(10.0)  # Spark took longer
@@ -229,7 +235,7 @@ class Engine:
         self._send_last_records()
         with self.watch.java_lives():
             self._tables_watch.begin()
-        if self.application.tables_interval_s():
+        if self.application.tables_interval_s:
             self._care.start()
         self._requests.open(transport.newest, self._folder)
         if self.trigger == REAL_TIME:  # micro-batches do not read records of other homes
@@ -292,7 +298,7 @@ class Engine:
                 topics.topic(vpn, topics.COMMANDS), b"engine", begin,
                 topics.commands_partition(broker.number),
             )  # fmt: skip
-        self._marks.begin(broker, self.application.tables_interval_s() > 0)
+        self._marks.begin(broker, self.application.tables_interval_s > 0)
         self._records.epoch = self.epoch
         self._records.state(broker, STARTING)
 
@@ -342,19 +348,23 @@ class Engine:
         if journals and self._transport.flush(10.0):
             self._folder.forget_last_records()
 
-    def _listener(self) -> ProgressListener:
-        return ProgressListener(
-            lambda query: broker_of(query, self.brokers), self._notes, self._on_batch,
-            self._any_batch,
-        )  # fmt: skip
-
-    def _any_batch(self, progress: dict[str, Any]) -> None:
+    def _on_batch(self, progress: dict[str, Any]) -> None:
+        """A batch of any query is done."""
+        query = str(progress.get("name"))
         self._losses.batch(progress)
         for note in notes_of_topics(progress):
             self._notes("", note)
         self.metrics.query(progress)
         self._marks.batch(progress)
-        self._tables_watch.batch(str(progress.get("name")))
+        self._tables_watch.batch(query)
+        name = broker_of(query, self.brokers)
+        if name is None:
+            return
+        for note in notes_of_broker(progress):
+            self._notes(name, note)
+        self.metrics.batch(progress)
+        if (broker := self.brokers.get(name)) is not None:
+            self._records.batch(broker, progress)
 
     def _serve(self) -> None:
         self.addresses = {"Kafka": f"kafka://{self.bootstrap}"}
@@ -399,11 +409,6 @@ class Engine:
         publish, kind = self._transport.publish, topics.DIRECTORY
         do_every(partial(publish, topics.topic(v, kind), value, key, [], 0) for v in self._vpns)
 
-    def _on_batch(self, broker: str, progress: dict[str, Any]) -> None:
-        self.metrics.batch(progress)
-        if broker in self.brokers:
-            self._records.batch(self.brokers[broker], progress)
-
     def _on_events(self, broker: str, events: pa.Table) -> None:
         self.metrics.times.journal(broker, events)
         self._event_lines.heard(broker, events)
@@ -437,8 +442,10 @@ class Engine:
         do_every(partial(self._tell, vpn, first, value) for vpn in self._vpns)
 
     def _tell_brokers(self, value: bytes) -> None:
-        brokers, vpn = list(self.brokers.values()), self._vpns[0]
-        do_every(partial(self._tell, vpn, broker, value) for broker in brokers)
+        do_every(partial(self._tell_broker, broker, value) for broker in [*self.brokers.values()])
+
+    def _tell_broker(self, broker: BrokerQuery, value: bytes) -> None:
+        self._tell(self._vpns[0], broker, value)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
         """Write a command where no client may write; it is carried out in this VPN."""
@@ -459,22 +466,16 @@ class Engine:
         Parts that are away or hang by then (Kafka, a batch, Java) are cut off. Nothing is lost: a
         batch that was cut off runs again at the next start.
         """
-        first = not self._stopping.is_set()
-        self._stopping.set()
-        if not first:
+        if self._stopping.is_set():
             return
+        self._stopping.set()
         held = self._lock.acquire(timeout=1.0)  # the watch may be in the middle of a restart
         try:
-            self._ticker.stop()
-            self._heartbeat.stop()
-            self._answers.stop()
-            self._steps.stop()
-            self._alerts.stop()
-            self._care.stop()
-            self._requests.stop()
-            self.bridges.stop()
-            self.captured.close()
-            self._queue_watch.stop()
+            for part in (
+                self._ticker, self._heartbeat, self._answers, self._steps, self._alerts,
+                self._care, self._requests, self.bridges, self.captured, self._queue_watch,
+            ):  # fmt: skip
+                part.stop()
             self._stop_spark()
             if self._transport is not None:
                 within(STOP_SEND_S, self._transport.close, "stop-transport")

@@ -96,9 +96,9 @@ class TablesWatch:
     def begin(self) -> None:
         """Start the queries."""
         application = self._application
-        if application.tables_interval_s():
+        if application.tables_interval_s:
             self._begin(TableQuery(TABLES_QUERY, application.start_tables))
-        if application.history_interval_s():
+        if application.history_interval_s:
             self._begin(TableQuery(HISTORY_QUERY, application.start_history))
 
     def _begin(self, one: TableQuery) -> None:

@@ -22,6 +22,7 @@ from confluent_kafka.admin import OffsetSpec
 
 from ...protocol import topics
 from ...protocol.commands import RecordsLost, encode_command
+from ...sinks.kafka_sink import OBSERVATION
 from ...sinks.metrics import Metrics
 from ...sources.live import quiet_client
 from ...sources.same_topic import TopicsNow, changed, gone_back, ids_of
@@ -101,6 +102,12 @@ def went_back(progress: dict[str, Any]) -> dict[str, int]:
         for place in gone_back(before, after, known):
             found[place[0]] = found.get(place[0], 0) + before[place] - after[place]
     return found
+
+
+def notes_of_broker(progress: dict[str, Any]) -> list[str]:
+    """The notes in the report of a broker's batch."""
+    observed = progress.get("observedMetrics", {}).get(OBSERVATION) or {}
+    return list(observed.get("notes") or ())
 
 
 def notes_of_topics(progress: dict[str, Any]) -> list[str]:

@@ -105,7 +105,7 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
     engine.captured.watch()
     engine.captured.more = True
     engine.watch.look_after()
-    engine.captured.close()
+    engine.captured.stop()
     assert "captured topics are not known yet" in caplog.text
     assert engine.captured.more
 

@@ -205,8 +205,8 @@ BROKEN = RuntimeError("the table cannot be made")
 class World:
     """An application whose tables have a disk that may be full, and a clock."""
 
-    tables_interval_s = Mock(return_value=5)
-    history_interval_s = Mock(return_value=0)
+    tables_interval_s = 5
+    history_interval_s = 0
     java_ended = Mock(return_value="")
 
     def __init__(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
