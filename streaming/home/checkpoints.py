@@ -32,6 +32,7 @@ from ...protocol.folders import Folder
 log = logging.getLogger("lakequeue.engine")
 
 METADATA = "metadata"
+CUT = "is cut or damaged"
 _STATE_FILE = re.compile(r"(\d+)\.(changelog|zip)")
 _CHANGES, _WHOLE = "changelog", "zip"
 
@@ -41,7 +42,7 @@ def set_back(checkpoint: Path, number: str = "") -> str:
     number: the query's own, if known. Raises LakequeueError if no batch is whole."""
     done = []
     about = checkpoint / METADATA
-    if about.exists() and (why := damage_of(about) or _is_no_json(about)):
+    if about.exists() and (why := damage_of(about) or _damage_of_json(about)):
         done.append(f"{METADATA} {why}")
         remove(about)
         if number:
@@ -76,7 +77,7 @@ def set_back_or_drop(checkpoint: Path) -> str:
 def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
     """A file that keeps Spark from continuing: its name, what is wrong with it, and the batch that
     must run again; -1 if there is none."""
-    offsets, commits = _numbers(checkpoint / "offsets"), _committed(checkpoint)
+    offsets, commits = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
     for number in offsets[-1:-3:-1]:  # Spark reads these two
         if why := _damage_of_lines(checkpoint / f"offsets/{number}"):
             return f"offsets/{number}", why, number
@@ -137,14 +138,14 @@ def _damage_of_whole(store: Path, file: Path) -> str:
             if not there.exists() or there.stat().st_size != one["sizeBytes"]:
                 return f"names {there.name}, which is missing or cut"
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError):
-        return "is cut or damaged"
+        return CUT
     return ""
 
 
 def _forget(checkpoint: Path, file: str, batch: int) -> None:
     """Let a batch run again: remove a damaged file and the files that need it."""
     remove(checkpoint / file)
-    for number in _committed(checkpoint):
+    for number in _numbers(checkpoint / "commits"):
         if number >= batch:
             remove(checkpoint / f"commits/{number}")
     for number in _numbers(checkpoint / "offsets"):
@@ -163,11 +164,11 @@ def _damage_of_lines(file: Path) -> str:
     version, _, rest = file.read_text(errors="replace").partition("\n")
     lines = [line for line in rest.splitlines() if line != "-"]  # a source without an offset
     sound = version.startswith("v") and bool(lines) and all(map(_parses, lines))
-    return "" if sound else "is cut or damaged"
+    return "" if sound else CUT
 
 
-def _is_no_json(file: Path) -> str:
-    return "" if _parses(file.read_text(errors="replace")) else "is cut or damaged"
+def _damage_of_json(file: Path) -> str:
+    return "" if _parses(file.read_text(errors="replace")) else CUT
 
 
 def _parses(text: str) -> bool:
@@ -176,10 +177,6 @@ def _parses(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _committed(checkpoint: Path) -> list[int]:
-    return _numbers(checkpoint / "commits")
 
 
 def _numbers(folder: Path) -> list[int]:

@@ -143,11 +143,6 @@ class EmbeddedKafka:
         if process is not None and process.poll() is None:
             process.kill()
 
-    def restart(self) -> EmbeddedKafka:
-        """Stop it when it runs, and start it with the same port and data."""
-        self.stop()
-        return self.start()
-
     def __enter__(self) -> EmbeddedKafka:
         return self.start()
 

@@ -10,7 +10,6 @@ and logs a line when it stops answering and when it answers again.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 
@@ -18,37 +17,32 @@ from ...client.kafka.base import require_broker
 from ...protocol.errors import LakequeueError, NotConnected
 from ..restarts import Restarts
 from ..watch_thread import WatchThread
-from .embedded_kafka import EmbeddedKafka
+from .embedded_kafka import STOP_SECONDS_MAX, EmbeddedKafka
 
 LOOK_S = 0.25
 
 
-class KafkaWatch:
+class KafkaWatch(WatchThread):
     """Restarts a broker that died by itself. say: called with each message about it. If restarting
     does not help, ``failure`` is set and the watch ends.
     """
 
     def __init__(self, kafka: EmbeddedKafka, say: Callable[[str], None]) -> None:
+        super().__init__("kafka-watch")
         self._kafka = kafka
         self._say = say
-        self._stopping = threading.Event()
         self._restarts = Restarts(self._stopping, say)
-        self._thread = threading.Thread(target=self._run, name="kafka-watch", daemon=True)
         self.failure: LakequeueError | None = None
 
-    def start(self) -> None:
-        """Begin to watch a broker that runs."""
-        self._thread.start()
-
-    def stop(self, seconds: float) -> None:
+    def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
         """End the watch and stop the broker, cleanly if that takes at most this many seconds."""
-        self._stopping.set()
-        while self._thread.is_alive():  # it may be starting, and then the start fails
+        super().stop()
+        while self.is_alive():  # it may be starting, and then the start fails
             self._kafka.abort()
-            self._thread.join(0.1)
+            self.join(0.1)
         self._kafka.stop(seconds)
 
-    def _run(self) -> None:
+    def run(self) -> None:
         try:
             while not self._stopping.wait(LOOK_S):
                 if not self._kafka.running:

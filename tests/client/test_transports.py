@@ -444,7 +444,8 @@ def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
             transport.close()  # what cannot be sent does not keep it
             assert time.monotonic() - started < 20
         monkeypatch.undo()
-        kafka.restart()
+        kafka.stop()
+        kafka.start()
         send(1.0)
         for stream in streams:
             assert stream.transport.flush(60)
@@ -454,7 +455,8 @@ def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
             assert (output, errors, process.returncode) == ("True\n", "", 0)
     finally:
         if not kafka.running:
-            kafka.restart()
+            kafka.stop()
+            kafka.start()
         for stream in streams:
             stream.end()
             stream.transport.close()
