@@ -15,6 +15,7 @@ import json
 import logging
 import time
 from collections import deque
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import (
@@ -109,7 +110,9 @@ class HomeCopier(WatchThread):
         with FarHome(kafka, self.bridge, address, self._epoch) as far:
             if self._silence_s == SILENCE_S:  # else an answer opens it
                 self._report_state(home_bridges.OPEN, "")
-            with _CopyAttempt(self, far, address) as attempt:
+            group = f"lakequeue.bridge.{self._epoch}.{self.bridge.vpn}.{self.bridge.name}"
+            with closing(Consumer({**self._near, **READER, "group.id": group})) as reader:
+                attempt = _CopyAttempt(self, far, address, reader)
                 while not self._stopping.is_set():
                     attempt.turn()
 
@@ -117,13 +120,12 @@ class HomeCopier(WatchThread):
 class _CopyAttempt:
     """One attempt: from the stored position on, until something fails."""
 
-    def __init__(self, copier: HomeCopier, far: FarHome, address: FarAddress) -> None:
-        self._copier, self._far = copier, far
-        bridge = copier.bridge
-        self._out = topics.topic(bridge.origin, topics.BRIDGE_OUT)
-        group = f"lakequeue.bridge.{copier._epoch}.{bridge.vpn}.{bridge.name}"
-        self._reader = Consumer({**copier._near, **READER, "group.id": group})
-        self._own = home_bridges.answers_key(copier._epoch, bridge.name)
+    def __init__(
+        self, copier: HomeCopier, far: FarHome, address: FarAddress, reader: Consumer
+    ) -> None:
+        self._copier, self._far, self._reader = copier, far, reader
+        self._out = topics.topic(copier.bridge.origin, topics.BRIDGE_OUT)
+        self._own = home_bridges.answers_key(copier._epoch, copier.bridge.name)
         self._unanswered: deque[tuple[tuple[int, int], int]] = deque()  # (link, number), offset
         # the topic that the kept position of answers belongs to
         self._place = [address.place, far.number]
@@ -132,25 +134,15 @@ class _CopyAttempt:
         self._heard_at = time.monotonic()
         self._refusal = ""  # the far end's last
         self._failures: list[KafkaError] = []
-
-    def __enter__(self) -> _CopyAttempt:
-        try:
-            (found,) = self._reader.committed([TopicPartition(self._out, 0)], SENT_S_MAX)
-            self._next, self._answers_at = OFFSET_BEGINNING, OFFSET_BEGINNING
-            if found.offset >= 0:
-                self._next = found.offset
-                about = json.loads(found.metadata or "{}")
-                if about.get("place") == self._place:
-                    self._answers_at = about["at"]
-            self._reader.assign([TopicPartition(self._out, 0, self._next)])
-            self._far.listen(self._answers_at)
-        except BaseException:  # `with` closes it only after this method
-            self._reader.close()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reader.close()
+        (found,) = reader.committed([TopicPartition(self._out, 0)], SENT_S_MAX)
+        self._next, self._answers_at = OFFSET_BEGINNING, OFFSET_BEGINNING
+        if found.offset >= 0:
+            self._next = found.offset
+            about = json.loads(found.metadata or "{}")
+            if about.get("place") == self._place:
+                self._answers_at = about["at"]
+        reader.assign([TopicPartition(self._out, 0, self._next)])
+        far.listen(self._answers_at)
 
     def turn(self) -> None:
         """Copy waiting records in both directions."""

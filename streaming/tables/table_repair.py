@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import socket
 from pathlib import Path
 from typing import IO
 
 from ...protocol.errors import LakequeueError
-from ...protocol.folders import Folder
+from ...protocol.folders import remove
 from ...protocol.home_places import TABLES, TABLES_LOCK, checkpoints_place, places_of, tables_place
 from ...sinks.table_damage import look_at_tables, mend
 from ..home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
@@ -88,14 +87,7 @@ def repair(home: Path) -> list[str]:
         if all(table.is_whole for table in look_at_tables(tables)):
             return []
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
-            _remove(checkpoints / name)  # first, so that an interrupted repair is done again
+            remove(checkpoints / name)  # first, so that an interrupted repair is done again
         return list(mend(tables))
     finally:
         lock.release()
-
-
-def _remove(place: Folder) -> None:
-    if isinstance(place, Path):
-        shutil.rmtree(place, ignore_errors=True)
-    else:
-        place.remove()

@@ -84,13 +84,26 @@ def log_alert(text: str, broker: str, alert: Alert) -> None:
     log.log(level, "%s", text, extra={"fields": fields | alert.details})
 
 
-class AlertReader:
-    """Reports each alert once, although a journal record may be written twice. heard: gets
-    the broker and the events of each record, alerts or not."""
+class AlertWatch(TopicReader):
+    """Reads the journals of these VPNs from now on, and reports each alert once, although a journal
+    record may be written twice. heard: gets the broker and the events of each record, alerts or
+    not."""
 
-    def __init__(self, say: Say, heard: Heard = lambda broker, events: None):
+    def __init__(
+        self, bootstrap: str, vpns: list[str], heard: Heard = lambda broker, events: None,
+        say: Say = log_alert,
+    ) -> None:  # fmt: skip
+        places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
+        settings = {"queued.max.messages.kbytes": 8_192}
+        super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
         self._say, self._heard = say, heard
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
+
+    def take(self, message: Message) -> None:
+        """Read one record of a journal topic."""
+        with suppress(ValueError):  # not the engine's headers
+            headers: Any = headers_of(message)
+            self.read(message.topic() or "", message.key(), message.value(), headers)
 
     def read(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
@@ -109,22 +122,6 @@ class AlertReader:
         self._heard(broker, events)
         for alert in alerts_in(events):
             self._say(f"{broker}: {alert.text()}", broker, alert)
-
-
-class AlertWatch(TopicReader):
-    """Reads the journals of these VPNs from now on, and logs alerts. heard: gets all events."""
-
-    def __init__(self, bootstrap: str, vpns: list[str], heard: Heard) -> None:
-        places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
-        settings = {"queued.max.messages.kbytes": 8_192}
-        super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
-        self._reader = AlertReader(log_alert, heard)
-
-    def take(self, message: Message) -> None:
-        """Read one record of a journal topic."""
-        with suppress(ValueError):  # not the engine's headers
-            headers: Any = headers_of(message)
-            self._reader.read(message.topic() or "", message.key(), message.value(), headers)
 
 
 LOGGED = ("dead_lettered", "discarded", "rejected")

@@ -27,7 +27,7 @@ from lakequeue.streaming import Engine
 from lakequeue.streaming.watch.heartbeat import EngineHeartbeat
 from lakequeue.streaming.watch.journal_watch import (
     LINES_MAX,
-    AlertReader,
+    AlertWatch,
     EventLines,
     alerts_in,
     decoded,
@@ -76,17 +76,17 @@ def journals() -> list[WireRecord]:
     return found
 
 
-Heard = tuple[list[str], AlertReader]
+Heard = tuple[list[str], AlertWatch]
 
 
 @pytest.fixture
 def heard() -> Heard:
     """What a reader of alerts said, and the reader."""
     said: list[str] = []
-    return said, AlertReader(lambda text, broker, alert: said.append(text))
+    return said, AlertWatch("127.0.0.1:1", [], say=lambda text, broker, alert: said.append(text))
 
 
-def read(reader: AlertReader, records: Iterable[WireRecord]) -> None:
+def read(reader: AlertWatch, records: Iterable[WireRecord]) -> None:
     for record in records:
         reader.read(record.topic, record.key, record.value, headers_list(record.headers or ""))
 
