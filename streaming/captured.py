@@ -93,7 +93,6 @@ class CapturedTopics:
         self._discovery.start()
 
     def stop(self) -> None:
-        """Stop looking."""
         if self._discovery is not None:
             self._discovery.close()
 

@@ -318,7 +318,6 @@ class Engine:
         return commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
 
     def _tell_peers(self) -> None:
-        """Tell all brokers which brokers there are."""
         self._tell_brokers(self._peers())
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
@@ -337,7 +336,6 @@ class Engine:
             return self.rehoming.move(vpn, queue, to)
 
     def _send_last_records(self) -> None:
-        """Send the records that removed brokers still have to send."""
         journals = self._folder.last_records()
         assert self._transport is not None
         for record in wire.encode([*journals]):
@@ -349,7 +347,6 @@ class Engine:
             self._folder.forget_last_records()
 
     def _on_batch(self, progress: dict[str, Any]) -> None:
-        """A batch of any query is done."""
         query = str(progress.get("name"))
         self._losses.batch(progress)
         for note in notes_of_topics(progress):
@@ -435,7 +432,7 @@ class Engine:
 
     def _on_stuck(self, broker: BrokerQuery, why: str) -> None:
         self.metrics.count("stuck_brokers", broker.name)
-        self.watch.restart(broker, why)
+        broker.hangs = why  # the watch restarts it
 
     def _tell_all_vpns(self, value: bytes) -> None:
         first = first_of(self.brokers)

@@ -72,14 +72,12 @@ class BridgeWatch(TopicReader):
             log.warning("bridges: %s", error)
 
     def idle(self) -> None:
-        """Follow what changed, and trim."""
         try:
             do_every((self._follow, self._trim))
         except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
             log.warning("bridges: %s", error)
 
     def _follow(self) -> None:
-        """Start, stop and equip bridges as the directories now say."""
         do_every(partial(self._follow_one, place) for place in sorted(self._changed))
 
     def _follow_one(self, place: EndId) -> None:

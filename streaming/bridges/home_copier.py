@@ -96,7 +96,6 @@ class HomeCopier(WatchThread):
     # ------------------------------------------------------------ copying
 
     def _copy(self) -> None:
-        """Copy until something fails, or it is time to stop."""
         address = far_address(self.bridge.to)
         if address.scheme != KAFKA:
             raise NotConnected(f"{self.bridge.to}: an engine on Kafka reaches kafka:// only")
@@ -162,7 +161,6 @@ class _CopyAttempt:
             )
 
     def _send_records(self) -> None:
-        """Copy the near broker's records to the far home."""
         for message in taken(self._reader):
             self._next = message.offset() + 1
             if message.key() != self._copier._key:
@@ -179,7 +177,6 @@ class _CopyAttempt:
             self._far.bring(message.value())
 
     def _return_answers(self) -> None:
-        """The far end's answers, to the near broker."""
         writer, newest = self._copier._writer, None
         for message in self._far.answers():
             self._answers_at = message.offset() + 1
@@ -211,7 +208,6 @@ class _CopyAttempt:
             self._failures.append(error)
 
     def _store_position(self) -> None:
-        """Store the position if it changed."""
         at = self._unanswered[0][1] if self._unanswered else self._next
         now = time.monotonic()
         old = now - self._kept_at

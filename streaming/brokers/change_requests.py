@@ -130,7 +130,6 @@ class ChangeRequests(TopicReader):
                 self._send_answer(key, {"id": request.id, **late_answer(request, folder)})
 
     def take(self, message: Message) -> None:
-        """Read one record of a directory topic."""
         vpn = topics.vpn_of(str(message.topic())) or ""
         self.read(message.key(), message.value(), vpn)
 

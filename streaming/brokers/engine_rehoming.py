@@ -125,7 +125,6 @@ class EngineRehoming:
         self, there: list[BrokerQuery], to: str = "",
         moves: dict[tuple[str, str], str] | None = None,
     ) -> Moves:  # fmt: skip
-        """Change the home to these brokers."""
         brokers = self._application.brokers
         before = dict(brokers)
         numbers = {broker.name: broker.number for broker in there}

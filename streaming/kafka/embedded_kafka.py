@@ -213,7 +213,6 @@ class EmbeddedKafka:
         (self.home / PORTS_FILE).write_text(json.dumps(ports) + "\n")
 
     def _properties(self, controller_port: int) -> str:
-        """The text of server.properties."""
         return _PROPERTIES.format(
             host=self.host,
             port=self.port,
@@ -223,7 +222,6 @@ class EmbeddedKafka:
         )
 
     def _cluster_id(self) -> str:
-        """The id of the cluster that is about to be made."""
         return cluster_id()
 
     def _format(self, java: Path, classpath: str) -> None:

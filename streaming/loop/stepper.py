@@ -136,7 +136,6 @@ class Stepper(threading.Thread):
     # ------------------------------------------------------------ the thread
 
     def run(self) -> None:
-        """Step, and make marks."""
         try:
             self._log.begin()
             while self._may_step():
@@ -169,7 +168,6 @@ class Stepper(threading.Thread):
         return not self._closing
 
     def _alone(self) -> bool:
-        """Whether steps may go on between two batches."""
         o, dirty = self._options, self._cache.dirty_bytes
         return (
             not self._inputs.stopped
@@ -179,7 +177,6 @@ class Stepper(threading.Thread):
         )
 
     def _mark_is_due(self) -> bool:
-        """Whether it is time for a mark."""
         o, cache = self._options, self._cache
         return self._visited and (
             self._inputs.stopped

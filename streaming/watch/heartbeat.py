@@ -42,7 +42,6 @@ class EngineHeartbeat(WatchThread):
         }  # fmt: skip
 
     def stop(self) -> None:
-        """End the heartbeats."""
         super().stop()
         if self.is_alive():
             self.join(timeout=1)
@@ -82,7 +81,6 @@ class Ticker(threading.Thread):
             self._changed.notify()
 
     def stop(self) -> None:
-        """End the thread."""
         with self._changed:
             self._over = True
             self._changed.notify()
@@ -90,7 +88,6 @@ class Ticker(threading.Thread):
             self.join(timeout=5)
 
     def run(self) -> None:
-        """Tick now, and whenever the deadline of a broker is overdue."""
         self._send()
         while True:
             with self._changed:

@@ -100,7 +100,6 @@ class AlertWatch(TopicReader):
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
 
     def take(self, message: Message) -> None:
-        """Read one record of a journal topic."""
         with suppress(ValueError):  # not the engine's headers
             headers: Any = headers_of(message)
             self.read(message.topic() or "", message.key(), message.value(), headers)

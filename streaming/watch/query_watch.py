@@ -168,10 +168,6 @@ class EngineWatch:
         self._tell_who_runs()
         self._look_at_tables()
 
-    def restart(self, broker: BrokerQuery, why: str) -> None:
-        """Restart a broker whose query has not ended by itself. Any thread may call it."""
-        broker.hangs = why
-
     def _end_hanging(self) -> None:
         for broker in self._brokers:
             query = broker.query
