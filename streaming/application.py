@@ -96,11 +96,11 @@ class SparkApplication:
         self._settings = settings
         self._master = master
         self._progress = progress
-        self._real_time = settings.trigger == REAL_TIME
+        self.real_time = settings.trigger == REAL_TIME
         # seconds between two commits; 0: none
         self.tables_interval_s = settings.value("tables_interval_s", TABLES_INTERVAL_S)
         self.history_interval_s = 0  # micro-batches have no log of steps
-        if self.tables_interval_s and self._real_time:
+        if self.tables_interval_s and self.real_time:
             self.history_interval_s = settings.value("history_interval_s", HISTORY_INTERVAL_S)
         self._listener: Callable[[], ProgressListener]
         self._transport: Transport | None = None
@@ -185,7 +185,7 @@ class SparkApplication:
         home = Home(broker.name, broker.number, self._folder.epoch, self._folder.secret)
         name = query_name(broker.name, self._alone)
         checkpoint, given = self._folder.checkpoint, self._settings.spark
-        if self._real_time:
+        if self.real_time:
             broker.begin()
             options = self._loop_options(self.spark, home, broker.run, broker.resting)
             broker.query = start_loop(self.spark, options, name, checkpoint / home.name, given)
@@ -297,7 +297,7 @@ class SparkApplication:
 
     def read_more(self) -> None:
         """Restart the queries that do not find new topics themselves."""
-        if not self._real_time:
+        if not self.real_time:
             for broker in self.brokers.values():
                 end_between_batches(broker.query, END_S_MAX)
                 self.start_query(broker)
@@ -354,7 +354,7 @@ class SparkApplication:
     def end(self, brokers: Iterable[BrokerQuery], wait_s: float) -> None:
         """End brokers' queries together, if possible between two batches."""
         live = [broker for broker in brokers if broker.is_active]
-        if not self._real_time:
+        if not self.real_time:
             for broker in live:
                 end_between_batches(broker.query, wait_s)
         elif live:

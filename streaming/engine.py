@@ -42,7 +42,7 @@ from .brokers.change_requests import ChangeRequests, await_partition
 from .brokers.engine_rehoming import EngineRehoming
 from .captured import CapturedTopics
 from .engine_settings import MICRO_BATCH, REAL_TIME, EngineSettings, engine_conf
-from .home.home_folder import HomeFolder, Moves
+from .home.home_folder import HomeFolder
 from .kafka.kafka_watch import KafkaAnswers
 from .restarts import within
 from .spark.progress import ProgressListener
@@ -164,14 +164,11 @@ class Engine:
             upkeep_s(self._settings), lambda: self.application.spark, self._queue_watch.look,
             self.metrics,
         )  # fmt: skip
-        self._requests = ChangeRequests(
-            self.bootstrap, self._vpns, self.add_broker, self._put_record, self.remove_broker,
-            self.move_queue,
-        )  # fmt: skip
         self.rehoming = EngineRehoming(
-            self.bootstrap, self.application, self.captured, self._folder, self._vpns,
-            self._begin, self._tell_peers, self._records.gone,
+            self.bootstrap, self.application, self.captured, self._folder, self._vpns, self._lock,
+            self._begin, self._tell_peers, self._records.gone, self._send_last_records,
         )  # fmt: skip
+        self._requests = ChangeRequests(self.bootstrap, self._vpns, self.rehoming, self._put_record)
         self.bridges = BridgeWatch(self.bootstrap, self._vpns)
 
     @property
@@ -306,13 +303,6 @@ class Engine:
         joins = self.trigger == REAL_TIME
         return commands.encode_command(commands.Begin(epoch=self.epoch, joins_homes=joins))
 
-    def add_broker(self, name: str, group: str = "") -> None:
-        """Add a broker to the engine, which rests meanwhile. Raises LakequeueError."""
-        if self.trigger == MICRO_BATCH:
-            raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
-        with self._lock:
-            self.rehoming.add(name, group)
-
     def _peers(self) -> bytes:
         numbers, groups = self._numbers_and_groups()
         return commands.encode_command(commands.Peers(brokers=numbers, groups=groups))
@@ -321,19 +311,6 @@ class Engine:
         self._tell_brokers(self._peers())
         assert self._transport is not None
         self._transport.flush(10.0)  # as at the start: before its loop reads
-
-    def remove_broker(self, name: str, to: str = "") -> Moves:
-        """Remove a broker from the engine, which rests meanwhile. Returns where its queues with one
-        host are now. to: a broker for all of them. Raises LakequeueError."""
-        with self._lock:
-            moved = self.rehoming.remove(name, to)
-            self._send_last_records()
-        return moved
-
-    def move_queue(self, vpn: str, queue: str, to: str) -> Moves:
-        """Move a queue to another broker while the home rests. Raises LakequeueError."""
-        with self._lock:
-            return self.rehoming.move(vpn, queue, to)
 
     def _send_last_records(self) -> None:
         journals = self._folder.last_records()

@@ -24,8 +24,9 @@ from confluent_kafka import KafkaException, Message, TopicPartition
 from ...client.session.transport import Transport
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.bounds import CANNOT_DECODE
-from ..home.home_folder import HomeFolder, Moves
+from ..home.home_folder import HomeFolder
 from ..watch_thread import TopicReader
+from .engine_rehoming import EngineRehoming
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -90,22 +91,16 @@ def late_answer(request: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
 
 
 class ChangeRequests(TopicReader):
-    """Reads requests from now on. add, remove, move: carry them out. answer: puts a key and a value
-    on the directory of each VPN."""
+    """Reads requests from now on. rehoming: carries them out. answer: puts a key and a value on the
+    directory of each VPN."""
 
     def __init__(
-        self,
-        bootstrap: str,
-        vpns: list[str],
-        add: Callable[[str, str], None],
+        self, bootstrap: str, vpns: list[str], rehoming: EngineRehoming,
         answer: Callable[[bytes, bytes], None],
-        remove: Callable[[str, str], Moves],
-        move: Callable[[str, str, str], Moves],
-    ) -> None:
+    ) -> None:  # fmt: skip
         places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         super().__init__(bootstrap, "lakequeue-wishes", places)
-        self._add, self._answer = add, answer
-        self._remove, self._move = remove, move
+        self._rehoming, self._answer = rehoming, answer
         self._over: set[str] = set()  # requests answered before the thread read them
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
@@ -143,11 +138,12 @@ class ChangeRequests(TopicReader):
         try:
             match request.what:
                 case "add":
-                    self._add(request.name, request.group)
+                    self._rehoming.add(request.name, request.group)
                 case "remove":
-                    answer["moved"] = self._remove(request.name, request.to)[:MOVED_LISTED_MAX]
+                    moved = self._rehoming.remove(request.name, request.to)
+                    answer["moved"] = moved[:MOVED_LISTED_MAX]
                 case "move":
-                    answer["moved"] = self._move(vpn, request.name, request.to)
+                    answer["moved"] = self._rehoming.move(vpn, request.name, request.to)
                 case _:
                     allowed = "allowed are 'add', 'move' and 'remove'"
                     raise LakequeueError(f"wish: {request.what[:100]!r} – {allowed}")

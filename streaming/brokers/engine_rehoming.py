@@ -16,6 +16,7 @@ still meanwhile; otherwise something new would always become due.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -40,6 +41,7 @@ from ...state import FORMAT, Limits
 from ..application import END_S_MAX, SparkApplication
 from ..broker_query import BrokerQuery
 from ..captured import CapturedTopics
+from ..engine_settings import MICRO_BATCH
 from ..home.home_folder import HomeFolder, Moves, Removed
 
 log = logging.getLogger("lakequeue.engine")
@@ -67,65 +69,65 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class EngineRehoming:
-    """Adds and removes an engine's brokers, and moves queues. begin: prepares a broker before its
-    query starts. tell_peers: tells all brokers which brokers there are. gone: called with a removed
-    broker."""
+    """Adds and removes an engine's brokers, and moves queues. lock: held meanwhile. begin: prepares
+    a broker before its query starts. tell_peers: tells all brokers which brokers there are. gone:
+    called with a removed broker. send_last: sends the records that removed brokers still have to
+    send."""
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,
-        folder: HomeFolder, vpns: list[str], begin: Callable[[BrokerQuery], None],
-        tell_peers: Callable[[], None], gone: Callable[[str], None],
+        folder: HomeFolder, vpns: list[str], lock: threading.RLock,
+        begin: Callable[[BrokerQuery], None], tell_peers: Callable[[], None],
+        gone: Callable[[str], None], send_last: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._bootstrap, self._vpns = bootstrap, vpns
+        self._bootstrap, self._vpns, self._lock = bootstrap, vpns, lock
         self._application, self._captured, self._folder = application, captured, folder
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
+        self._send_last = send_last
 
     def add(self, name: str, group: str = "") -> None:
         """Add a broker. If it raises LakequeueError, the home is as it was."""
-        brokers = self._application.brokers
-        groups = {broker.name: broker.group for broker in brokers.values()}
-        check_added(name, group, groups, self._folder.removed(), self._vpns)
-        self._application.check_slots(len(brokers) + 1)
-        new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
-        self._require_all_run()
-        self._change([*brokers.values(), new])
+        if not self._application.real_time:
+            raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
+        with self._lock:
+            brokers = self._application.brokers
+            groups = {broker.name: broker.group for broker in brokers.values()}
+            check_added(name, group, groups, self._folder.removed(), self._vpns)
+            self._application.check_slots(len(brokers) + 1)
+            new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
+            self._change([*brokers.values(), new])
 
     def remove(self, name: str, to: str = "") -> Moves:
         """Remove a broker. Returns where its queues with one host are now. to: a broker that takes
         all of them. If it raises LakequeueError, the home is as it was."""
-        brokers = self._application.brokers
-        check_removed(name, to, brokers, self._folder.removed())
-        stay = [broker for broker in brokers.values() if broker.name != name]
-        self._require_all_run()
-        return self._change(stay, to)
+        with self._lock:
+            brokers = self._application.brokers
+            check_removed(name, to, brokers, self._folder.removed())
+            return self._change([b for b in brokers.values() if b.name != name], to)
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
         """Move a queue to another broker, also one that captures plain Kafka topics (M5). If it
         raises LakequeueError, the queue is where it was."""
-        brokers = self._application.brokers
-        if to not in brokers:
-            known = ", ".join(map(repr, brokers))
-            raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
-        if len(brokers) == 1:  # it is there
-            return []
-        self._require_all_run()
-        return self._change(list(brokers.values()), moves={(vpn, queue): to})
-
-    def _require_all_run(self) -> None:
-        """Raise LakequeueError if a broker was given up: its log has steps that its state does not
-        have."""
-        for broker in self._application.brokers.values():
-            if broker.failure:
-                raise LakequeueError(
-                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and brokers "
-                    "can change only while all of them run"
-                )
+        with self._lock:
+            brokers = self._application.brokers
+            if to not in brokers:
+                known = ", ".join(map(repr, brokers))
+                raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
+            if len(brokers) == 1:  # it is there
+                return []
+            return self._change(list(brokers.values()), moves={(vpn, queue): to})
 
     def _change(
         self, there: list[BrokerQuery], to: str = "",
         moves: dict[tuple[str, str], str] | None = None,
     ) -> Moves:  # fmt: skip
         brokers = self._application.brokers
+        for broker in brokers.values():
+            if broker.failure:  # its log has steps that its state does not have
+                raise LakequeueError(
+                    f"brokers: broker {broker.name!r} has failed ({broker.failure}), and brokers "
+                    "can change only while all of them run"
+                )
         before = dict(brokers)
         numbers = {broker.name: broker.number for broker in there}
         groups = {broker.name: broker.group for broker in there if broker.group}
@@ -149,6 +151,7 @@ class EngineRehoming:
         self._captured.ask_again(list(brokers))
         self._folder.remember_checkpoints()
         self._application.begin_history_anew()
+        self._send_last()
         return found.moved
 
     def _make_partitions(self) -> None:

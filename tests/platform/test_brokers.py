@@ -341,9 +341,10 @@ class Requests(ChangeRequests):
     def __init__(self) -> None:
         self.did: list[tuple[str, ...]] = []
         self.answers: list[tuple[str, Any]] = []
-        super().__init__(NOBODY, ["v"], self._add, self._answer, self._remove, self._move)
+        does = Mock(add=self._add, remove=self._remove, move=self._move)
+        super().__init__(NOBODY, ["v"], does, self._say)
 
-    def _answer(self, key: bytes, value: bytes) -> None:
+    def _say(self, key: bytes, value: bytes) -> None:
         self.answers.append((key.decode(), json.loads(value)))
 
     def _add(self, name: str, group: str) -> None:

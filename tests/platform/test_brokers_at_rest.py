@@ -125,7 +125,7 @@ def refused(change: Callable[..., object], *arguments: str, why: str) -> None:
 
 
 def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> None:
-    rests.engine.add_broker("d", "west")
+    rests.engine.rehoming.add("d", "west")
     assert rests.did == ["end 3", "share out", "begin 3", "peers", "start a b c d"]
     assert rests.quiet == [0]
     again = HomeFolder(rests.folder.path)
@@ -135,7 +135,7 @@ def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> Non
 
 def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
     """What it has yet to say is said, and its name and number are not given again."""
-    assert rests.engine.remove_broker("c") == []
+    assert rests.engine.rehoming.remove("c") == []
     assert rests.did == ["end 3", "share out", "peers", "gone c", "start a b"]
     again = HomeFolder(rests.folder.path)
     assert again.brokers(()) == {"a": 0, "b": 1}
@@ -143,13 +143,13 @@ def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
     assert again.removed() == {"c": (2, [READ])}
     assert begins(again, "a").offsets == [READ]
     assert (rests.heard, again.last_records()) == ([("default.journal", "c")], [])
-    refused(rests.engine.remove_broker, "c", why="was removed from this home before")
-    refused(rests.engine.remove_broker, "d", why="it has 'a', 'b'")
-    refused(rests.engine.add_broker, "c", why="its name cannot be used again")
+    refused(rests.engine.rehoming.remove, "c", why="was removed from this home before")
+    refused(rests.engine.rehoming.remove, "d", why="it has 'a', 'b'")
+    refused(rests.engine.rehoming.add, "c", why="its name cannot be used again")
 
 
 def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> None:
-    remove = rests.engine.remove_broker
+    remove = rests.engine.rehoming.remove
     remove("a")
     rests.engine.brokers["c"].failure = "its log was cut"
     refused(remove, "b", why=r"'c' has failed \(its log was cut\)")
@@ -161,7 +161,7 @@ def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> 
 
 
 def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
-    move = rests.engine.move_queue
+    move = rests.engine.rehoming.move
     refused(move, "default", "q", "x", why="allowed are the home's brokers: 'a', 'b', 'c'")
     assert rests.did == []
     refused(move, "default", "q", "b", why=r"no such queue in VPN 'default'")
@@ -171,7 +171,7 @@ def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
 def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
     """By loops that hear nobody else."""
     rests.unrest = 2
-    rests.engine.remove_broker("b")
+    rests.engine.rehoming.remove("b")
     heard = ["end 3", "start a? b? c?"]
     assert rests.did == [*heard, *heard, "end 3", "share out", "peers", "gone b", "start a c"]
 
@@ -180,15 +180,15 @@ def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query that fails before its first batch has put nothing into Spark's state."""
-    rests.engine.remove_broker("b")
+    rests.engine.rehoming.remove("b")
     before = [begins(rests.folder, name) for name in "ac"]
     monkeypatch.setattr(at_rest, "REST_S_MAX", 0.0)
     rests.begins = False
-    refused(rests.engine.remove_broker, "c", why="'a' has not begun since the last change")
+    refused(rests.engine.rehoming.remove, "c", why="'a' has not begun since the last change")
     assert [begins(rests.folder, name) for name in "ac"] == before
     rests.begins = True
     first = Path(rests.folder.rebuilt("a"))
-    rests.engine.remove_broker("c")
+    rests.engine.rehoming.remove("c")
     assert begins(rests.folder, "a").step == STEP + 2
     assert not first.exists()
 
@@ -198,7 +198,7 @@ def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
 ) -> None:
     too_many = Mock(side_effect=LakequeueError("topic 'default.publish' has 40 partitions"))
     monkeypatch.setattr(rests.engine.captured, "share_out", too_many)
-    refused(rests.engine.add_broker, "d", why="has 40 partitions")
+    refused(rests.engine.rehoming.add, "d", why="has 40 partitions")
     assert (rests.folder.numbers, rests.did[-1]) == (3, "start a b c")
 
 
@@ -210,7 +210,7 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
     """Also what dies there: nothing is done before the home's word but to write files that nobody
     reads. It goes on at once, and the change can be tried again."""
     fail, write = Mock(side_effect=NotConnected("Kafka is away")), home_module.write_whole
-    do = rests.engine.add_broker if change == "add" else rests.engine.remove_broker
+    do = rests.engine.rehoming.add if change == "add" else rests.engine.rehoming.remove
     name = "d" if change == "add" else "c"
 
     def write_all_but_the_word(file: Any, value: Any) -> None:
@@ -278,17 +278,17 @@ def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
     monkeypatch.setattr(at_rest.psutil, "virtual_memory", lambda: memory)
     monkeypatch.setattr(rests.engine.application, "spark", object())
     monkeypatch.setattr(rests.engine.rehoming, "_read", rests.read)
-    refused(rests.engine.remove_broker, "c", why=r"'b': its state does not fit .* has changed")
+    refused(rests.engine.rehoming.remove, "c", why=r"'b': its state does not fit .* has changed")
     assert rests.did[-1] == "start a b c"
     assert rests.folder.brokers(()) == NUMBERS
     memory.available = sum(sizes) * at_rest.MEMORY_SHARE
-    rests.engine.remove_broker("c")
+    rests.engine.rehoming.remove("c")
     assert rests.folder.brokers(()) == {"a": 0, "b": 1}
 
 
 def test_M4_a_worker_that_cannot_see_the_home_says_so(rests: Rests, tmp_path: Path) -> None:
     """On a cluster that does not share it, say."""
-    rests.engine.remove_broker("c")
+    rests.engine.rehoming.remove("c")
     file = Path(rests.folder.rebuilt("a"))
     file.unlink()
     for begin in (lambda: is_newer(file, b""), lambda: restore(file, MagicMock())):
@@ -302,7 +302,7 @@ def died(rests: Rests, monkeypatch: pytest.MonkeyPatch) -> HomeFolder:
     with monkeypatch.context() as patch:
         patch.setattr(rests.engine.rehoming, "_tell_peers", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            rests.engine.remove_broker("c")
+            rests.engine.rehoming.remove("c")
     assert rests.heard == []
     return HomeFolder(rests.folder.path)
 
@@ -312,8 +312,8 @@ def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(died: HomeFold
     said: dict[bytes, Any] = {}
     never = Mock(side_effect=AssertionError)
     wishes = ChangeRequests(
-        "127.0.0.1:1", ["v"], never, lambda key, value: said.update({key: json.loads(value)}),
-        never, never,
+        "127.0.0.1:1", ["v"], Mock(add=never, remove=never, move=never),
+        lambda key, value: said.update({key: json.loads(value)}),
     )  # fmt: skip
     done, refused = {"done": True}, {"refused": "the engine ended before it did this: ask again"}
     asked = {
