@@ -22,8 +22,15 @@ from pyspark.sql.streaming import StreamingQuery
 from ..client.kafka.base import require_broker
 from ..client.session.transport import Transport
 from ..protocol import LakequeueError, topics
+from ..sinks.delta_tables import create_tables
 from ..sinks.snapshots import SnapshotWriter
-from ..sources.kafka_source import RECORDS_PER_BATCH, history_topics, tables_topics
+from ..sinks.table_writer import TableWriter, history_writer
+from ..sources.kafka_source import (
+    RECORDS_PER_BATCH,
+    history_topics,
+    read_stream,
+    tables_topics,
+)
 from ..sources.live import kafka_client, quiet
 from ..sources.live_reader import InputLimits
 from ..state import Home
@@ -41,9 +48,8 @@ from .spark.queries import (
     TABLES_QUERY,
     end_between_batches,
     start_batches,
-    start_history,
+    start_every,
     start_loop,
-    start_tables,
 )
 from .spark.spark_session import (
     await_java_at_exit,
@@ -63,6 +69,7 @@ from .version import code_version
 log = logging.getLogger("lakequeue.engine")
 
 TABLES_INTERVAL_S = 5
+TABLES_RECORDS, HISTORY_RECORDS = 25_000, 200_000  # per batch; up to eight messages in each
 HISTORY_INTERVAL_S = 60  # heartbeats are commands too: an idle engine commits seldom
 # Fewer batches than Spark retains (`minBatchesToRetain`) must lie between two snapshots. Otherwise
 # Spark no longer knows which pages changed, and each snapshot has the whole state.
@@ -232,11 +239,17 @@ class SparkApplication:
 
     def start_tables(self) -> None:
         """Start the query of `messages` and `journal`. Any thread may call it."""
-        self._start_of_tables(TABLES_QUERY, lambda spark: start_tables(
-            spark, self._bootstrap, tables_topics(self._vpns, self._captured.reads),
-            self._folder.tables, self._folder.checkpoints / TABLES_CHECKPOINT,
-            self.tables_interval_s,
-        ))  # fmt: skip
+
+        def start(spark: SparkSession) -> StreamingQuery:
+            tables, kafka = self._folder.tables, kafka_client(self._bootstrap, TABLES_QUERY)
+            create_tables(spark, tables)
+            names = tables_topics(self._vpns, self._captured.reads)
+            stream = read_stream(spark, self._bootstrap, names, TABLES_RECORDS, committed=True)
+            writer = TableWriter(spark, tables, TABLES_QUERY, kafka)
+            checkpoint = self._folder.checkpoints / TABLES_CHECKPOINT
+            return start_every(self.tables_interval_s, stream, writer, TABLES_QUERY, checkpoint)
+
+        self._start_of_tables(TABLES_QUERY, start)
 
     def _start_of_tables(self, name: str, start: Callable[[SparkSession], StreamingQuery]) -> None:
         """Start a query of tables. If `_end_tables` was called meanwhile, stop it again;
@@ -254,14 +267,18 @@ class SparkApplication:
 
     def start_history(self) -> None:
         """Start the query of commands, steps and snapshots. Any thread may call it."""
-        checkpoint = self._folder.checkpoints / HISTORY_CHECKPOINT
-        # Without its checkpoint, the tables may have been repaired or restored from a backup.
-        anew = not any(checkpoint.glob("commits/[0-9]*"))
-        names = history_topics(self._vpns, self._historic(), self._captured.peer_topics())
-        self._start_of_tables(HISTORY_QUERY, lambda spark: start_history(
-            spark, self._bootstrap, names, self._folder.tables, checkpoint,
-            self.history_interval_s, self._snapshots(spark, anew),
-        ))  # fmt: skip
+
+        def start(spark: SparkSession) -> StreamingQuery:
+            checkpoint = self._folder.checkpoints / HISTORY_CHECKPOINT
+            # Without its checkpoint, the tables may have been repaired or restored from a backup.
+            snapshots = self._snapshots(spark, anew=not any(checkpoint.glob("commits/[0-9]*")))
+            names = history_topics(self._vpns, self._historic(), self._captured.peer_topics())
+            stream = read_stream(spark, self._bootstrap, names, HISTORY_RECORDS)
+            tables, kafka = self._folder.tables, kafka_client(self._bootstrap, HISTORY_QUERY)
+            writer = history_writer(spark, tables, HISTORY_QUERY, kafka, snapshots)
+            return start_every(self.history_interval_s, stream, writer, HISTORY_QUERY, checkpoint)
+
+        self._start_of_tables(HISTORY_QUERY, start)
 
     def _historic(self) -> list[str]:
         """All brokers, removed ones included: their history may not be in the tables yet."""

@@ -1,4 +1,4 @@
-"""Builds and starts the streaming queries: one per broker, and two for the Delta tables.
+"""Starts the streaming queries: one per broker, and two for the Delta tables.
 
 With the trigger *real-time* the operator takes steps in a loop as long as a batch lasts (`loop/`).
 With *micro-batch* Spark plans the records of a batch, which is one step or a few. Both run the same
@@ -23,12 +23,8 @@ from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
 from ...protocol.bounds import RECORD_BYTES_MAX
 from ...protocol.folders import Folder
-from ...sinks.delta_tables import create_tables
 from ...sinks.kafka_sink import OUTPUT_SCHEMA, write_kafka
-from ...sinks.snapshots import SnapshotWriter
-from ...sinks.table_writer import TableWriter, history_writer
 from ...sources import kafka_source as source
-from ...sources.live import kafka_client
 from ...state import Home
 from ..loop.loop_options import Options
 from ..loop.processor import BrokerProcessor
@@ -37,8 +33,6 @@ from .error_causes import cause_of
 
 TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
-TABLES_RECORDS = 25_000  # up to eight messages in each
-HISTORY_RECORDS = 200_000
 # How the loop's error begins when it must not go on.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
@@ -88,42 +82,10 @@ def start_batches(
     return _start(spark, writer, name, checkpoint, given)
 
 
-def start_tables(
-    spark: SparkSession,
-    bootstrap: str,
-    names: list[str],
-    tables: Folder,
-    checkpoint: Folder,
-    interval_s: int,
-) -> StreamingQuery:
-    """Start the query that writes `messages` and `journal`, every interval_s seconds. names: of the
-    topics."""
-    create_tables(spark, tables)
-    stream = source.read_stream(spark, bootstrap, names, TABLES_RECORDS, committed=True)
-    writer = TableWriter(spark, tables, TABLES_QUERY, kafka_client(bootstrap, TABLES_QUERY))
-    return _start_every(interval_s, stream, writer, TABLES_QUERY, checkpoint)
-
-
-def start_history(
-    spark: SparkSession,
-    bootstrap: str,
-    names: list[str],
-    tables: Folder,
-    checkpoint: Folder,
-    interval_s: int,
-    snapshots: SnapshotWriter | None,
-) -> StreamingQuery:
-    """Start the query that writes the history, every interval_s seconds. names: of the topics."""
-    stream = source.read_stream(spark, bootstrap, names, HISTORY_RECORDS)
-    kafka = kafka_client(bootstrap, HISTORY_QUERY)
-    writer = history_writer(spark, tables, HISTORY_QUERY, kafka, snapshots)
-    return _start_every(interval_s, stream, writer, HISTORY_QUERY, checkpoint)
-
-
-def _start_every(
+def start_every(
     interval_s: int, stream: DataFrame, writer: Any, name: str, checkpoint: Folder
 ) -> StreamingQuery:
-    """Start a query whose batches a function writes."""
+    """Start a query of tables, whose batches a function writes."""
     return (
         stream.writeStream.foreachBatch(writer)
         .queryName(name)
