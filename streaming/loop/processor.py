@@ -30,19 +30,12 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    homes: by broker name; partitions: the topics that clients may name, with their numbers of
-    partitions; limits: the record size of topics that allow less than the default.
+    partitions: the topics that clients may name, with their numbers of partitions; limits: the
+    record size of topics that allow less than the default.
     """
 
-    def __init__(
-        self,
-        homes: dict[str, Home],
-        partitions: dict[str, int],
-        limits: dict[str, int],
-    ) -> None:
-        self._homes = homes
-        self._partitions = partitions
-        self._limits = limits
+    def __init__(self, home: Home, partitions: dict[str, int], limits: dict[str, int]) -> None:
+        self._home, self._partitions, self._limits = home, partitions, limits
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Called by Spark before the first rows of a batch."""
@@ -52,12 +45,11 @@ class BrokerProcessor(StatefulProcessor):
         self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any
     ) -> Iterator[pd.DataFrame]:
         """One batch of one broker."""
-        (name,) = key
-        home = self._homes[name]
+        name = self._home.name
         whole, now = to_batch(rows)
         deadline = 0
         instructions = topics.topic(name, topics.INSTRUCTIONS)
-        work = SparkBatch(home, self._store)
+        work = SparkBatch(self._home, self._store)
         for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
             decided = work.take(batch, now)
             deadline = decided.deadline

@@ -75,7 +75,7 @@ def start_batches(
         rows.coalesce(1)
         .groupBy("broker")
         .transformWithStateInPandas(
-            BrokerProcessor({home.name: home}, partitions, limits), OUTPUT_SCHEMA, "append", "None",
+            BrokerProcessor(home, partitions, limits), OUTPUT_SCHEMA, "append", "None",
         )
     )  # fmt: skip
     writer = write_kafka(outputs, bootstrap, min(limits.values(), default=RECORD_BYTES_MAX))

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -134,7 +135,7 @@ class LossWatch:
     def __init__(
         self, bootstrap: str, on_loss: Callable[[Loss], None], first: FirstOffsets | None = None
     ) -> None:
-        self._first = first or (lambda places: first_offsets(bootstrap, places))
+        self._first = first or partial(first_offsets, bootstrap)
         self._on_loss = on_loss
 
     def batch(self, progress: dict[str, Any]) -> None:
