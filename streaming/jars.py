@@ -114,7 +114,7 @@ def ensure_jars(progress: Callable[[str], None] | None = None, wanted: Path | No
     java = java_executable()
     try:
         cache_directory().mkdir(parents=True, exist_ok=True)
-        with _lock(cache_directory() / "jars.lock"):
+        with locked(cache_directory() / "jars.lock"):
             if (jars := cached_jars(wanted)) is None:
                 jars = _fetch(java, progress or _print_line, wanted or JARS_XML)
     except OSError as error:
@@ -147,19 +147,23 @@ def _expected(folder: Path, wanted: Path | None = None) -> Jars:
 
 
 @contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
     """Wait for the lock file; the kernel frees it when the process dies, however it dies."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _ivy_command(java: Path, folder: Path, wanted: Path) -> list[str]:
+def pyspark_folder() -> Path:
+    """Where PySpark is installed. Raises LakequeueError if it is not."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or not spec.submodule_search_locations:
         raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
-    pyspark_jars = Path(spec.submodule_search_locations[0]) / "jars"
-    command = [str(java), "-cp", f"{pyspark_jars}/*", "org.apache.ivy.Main", "-warn"]
+    return Path(spec.submodule_search_locations[0])
+
+
+def _ivy_command(java: Path, folder: Path, wanted: Path) -> list[str]:
+    command = [str(java), "-cp", f"{pyspark_folder()}/jars/*", "org.apache.ivy.Main", "-warn"]
     if settings := os.environ.get("LAKEQUEUE_IVY_SETTINGS"):  # a company's own repository
         command += ["-settings", settings]
     command += ["-cache", str(cache_directory() / "ivy"), "-ivy", str(wanted)]

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import hashlib
 import os
 import signal
@@ -31,7 +30,7 @@ from typing import Any
 
 import psutil
 
-from .jars import cache_directory
+from .jars import cache_directory, locked
 
 AFTER_S = 60.0  # by then the tables have had their first batches, whose classes count too
 MAKE_S_MAX = 900.0
@@ -74,8 +73,7 @@ class JavaArchive:
         with contextlib.suppress(OSError, subprocess.SubprocessError, UnicodeError):
             if self._wanted() and psutil.virtual_memory().available >= MEMORY_BYTES_MIN:
                 _folder().mkdir(parents=True, exist_ok=True)
-                with (_folder() / "lock").open("a") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
+                with locked(_folder() / "lock"):
                     if self._wanted():
                         self._make()
                         _remove_unused()

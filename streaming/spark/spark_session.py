@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
-import importlib.util
 import logging
 import os
 import re
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...protocol.errors import LakequeueError
-from ..jars import CONF, java_executable
+from ..jars import CONF, java_executable, pyspark_folder
 from ..java import JavaArchive
 from ..loop.worker_daemon import DAEMON
 from .error_causes import keep_record
@@ -351,10 +350,7 @@ def _spark_home(master: str | None) -> Path:
     and never clean up. PySpark lives in site-packages, so they get a home of links instead, which
     goes away with this process.
     """
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or not spec.submodule_search_locations:
-        raise LakequeueError("pyspark is not installed: ask `lakequeue doctor`.")
-    pyspark = Path(spec.submodule_search_locations[0])
+    pyspark = pyspark_folder()
     if master is None or not master.startswith("local-cluster"):
         return pyspark
     home = Path(tempfile.mkdtemp(prefix="lakequeue-spark-"))
