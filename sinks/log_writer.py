@@ -90,7 +90,6 @@ class StepLog:
         if self._begun == float("-inf"):
             self.begin()
         self._producer.produce(self._topic, value, None, 0, on_delivery=self._deliver)
-        self._producer.poll(0)
 
     def _deliver(self, error: Any, message: Any) -> None:
         self._delivered.append((error, message))

@@ -140,7 +140,7 @@ class Outbox:
         )
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
-        """Begin to write a step's outputs."""
+        """Begin to write a step's outputs. `acked` learns what became of them."""
         with self._lock:
             one = _Step(step)
             self._steps.append(one)
@@ -148,8 +148,6 @@ class Outbox:
                 self._send(one, record)
                 if record.instead_of is not None:
                     self._note_unseen(record.instead_of)
-            self._serve(0)
-            self._send_back()
 
     def _send(self, one: _Step, record: WireRecord) -> None:
         narrow = self._narrow.get(record.topic) if self._narrow else None

@@ -109,6 +109,9 @@ class ReadAhead(Generic[T]):
         """A step's records, each partition's in order, and their bytes. most: a strict limit in
         bytes. slow_part: the part of a step's limits for all slow partitions together; None: no
         limit of their own."""
+        if not self._lanes:  # most steps find nothing in two of three
+            self._taken = 0
+            return {}, 0
         usual = int(self._budget * self.share)
         budget = usual if most is None else min(most, usual)
         firm = budget < usual

@@ -190,7 +190,6 @@ class Stepper(threading.Thread):
         driver, inputs = self._driver, self._inputs
         if self._news is not None:
             self._take_topics()
-        self._outbox.acked()  # also without input: Kafka may have refused an output
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
         inputs.room_bytes = None if self._visited else room  # nobody takes its records
@@ -203,6 +202,8 @@ class Stepper(threading.Thread):
         if driver.log_at < log_at:  # made again: it does not have the steps since the last mark
             inputs.wants_mark = True
         ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
+        if taken is None:  # else the step did it
+            self._outbox.acked()  # Kafka may have refused an output
         inputs.took(ranges, in_vain, driver.cost_s - cost)
         took = time.monotonic() - at - (inputs.waited_s - idle)
         self._longest_s = max(self._longest_s, took)
