@@ -1,70 +1,89 @@
-"""The channel between two brokers, and how rebuilt brokers take it up again.
+"""The channel between two brokers: reliable and in order; and how rebuilt brokers take it up again.
 
-The sender numbers its records, and the receiver drops numbers that it has had. Records are outputs
-of a step, and Kafka keeps their order, so each arrives at least once. Both numbers are part of the
-brokers' states. The channel repeats nothing by itself and depends on no time.
+The sender numbers its records, and keeps each until the other broker confirms it. Every record
+confirms what its sender has received; if there is nothing to say, a `Sync` does, within a second.
+The receiver takes the numbers one after the other and drops repeated ones. If one is missing, Kafka
+has lost it or it cannot be read: the receiver drops what comes behind it and asks for it
+(`mesh_gap`), and the sender repeats everything unconfirmed. A sender whose records stay unconfirmed
+asks what has arrived, so that the loss of its last record shows too. So nothing above the channel
+knows of lost records.
 
-A missing number means that Kafka lost records. The receiver writes the event ``mesh_gap``, both
-sides repeat everything unconfirmed, and the channel continues behind the gap. An unreadable record
-counts as lost too. Its repetition may be unreadable again, so the receiver asks for it once a
-minute (`ASK_AGAIN_MS`). Meanwhile it skips what the same lane has behind it (`handover`).
+A record is kept without its queue's messages: these are in transit until the other broker has
+answered, so the queue still has them (`repeating`).
+
+What a broker says to itself is not written: it reads it in its next step.
 
 Rebuilt brokers (R3). Each is rebuilt as of some step. Its later steps are lost, though others may
 have received their records. Two things must hold before the brokers continue:
 
-- *No broker has received a record of a lost step.* A broker that has received more than the sender,
-  as rebuilt, has sent goes back to an earlier step, until this holds for all (`agree`). Records
-  that were sent and not received are still in Kafka, and are read later.
-- *Records of lost steps are skipped.* They are in Kafka too. A broker continues its numbers far
-  ahead, and the others know the range of numbers that belongs to lost steps (`skip_lost_steps`).
+- *No broker depends on a lost step.* A broker that has received more than the sender, as rebuilt,
+  has sent, or whose records were confirmed by a lost step, goes back to an earlier step, until this
+  holds for all (`agree`).
+- *Records of lost steps are skipped.* They are in Kafka too. So a broker continues its numbers far
+  ahead, and the others drop what comes under lower ones (`skip_lost_steps`).
 
-On another Kafka, records that were sent and not received are lost too. So each broker greets the
-others. A broker that misses numbers says so, and both repeat everything unconfirmed
-(`Mesh._repeat_all`). Receivers recognise repeated messages by their ids, as far as a queue
-remembers them.
-
-Then no broker depends on a lost step, and all continue as after any crash.
+Then all repeat what is unconfirmed, since the new Kafka may not have it, and continue as after any
+crash.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..protocol import mesh_messages
-from ..protocol.mesh_messages import MeshMessage
+from ..protocol.mesh_messages import MeshMessage, Sync
 from ..protocol.outputs import MeshRecord
+from ..state.limits import Budget
 from ..state.queue.broker import Broker
-from .facts import MeshFacts, Peer
+from ..state.storage.row import NEVER
+from .facts import MeshFacts, Peer, Sent
+
+CONFIRM_MS = 1_000  # a confirmation waits so long for a record that carries it
+CONFIRM_RECORDS = 100  # or for so many records
+SYNC_MS = 10_000  # between two questions for the same records
 
 
-def say(broker: Broker, facts: MeshFacts, to: int, message: MeshMessage) -> None:
-    """Send a message to another broker; or to itself, which reads it like any other."""
-    header = broker.header
+def say(
+    broker: Broker, facts: MeshFacts, to: int, message: MeshMessage, ids: Sequence[int] = ()
+) -> None:
+    """Send a message to another broker; or to itself, which reads it in its next step. ids: of the
+    queue's messages in it."""
     peer = facts.peers.get(to)
     if peer is None:
-        peer = facts.peers[to] = Peer(header.name)
+        peer = facts.peers[to] = Peer(broker.header.name)
     peer.said += 1
-    broker.emit(MeshRecord(peer.name, header.number, header.name, header.epoch, peer.said, message))
+    body = mesh_messages.encode_body(message.without_messages())
+    peer.unconfirmed.append(Sent(peer.said, message.kind, body, list(ids)))
+    if to == broker.header.number:
+        return
+    peer.probe_at = min(peer.probe_at, broker.now + SYNC_MS)
+    _emit(broker, peer, peer.said, message)
 
 
-ASK_AGAIN_MS = 60_000
+def _emit(broker: Broker, peer: Peer, number: int, message: MeshMessage) -> None:
+    header = broker.header
+    own = header.number, header.name, header.epoch
+    broker.emit(MeshRecord(peer.name, *own, number, message, peer.heard))
+    peer.told, peer.confirm_at = peer.heard, NEVER
+
+
+def _emit_sync(broker: Broker, peer: Peer, again: bool = False, answer: bool = False) -> None:
+    first = peer.unconfirmed[0].number if peer.unconfirmed else peer.said + 1
+    _emit(broker, peer, peer.said, Sync(again, answer, first))
 
 
 class HeardMessage(NamedTuple):
-    """A received record. message: None if it cannot be read; why: the reason; lost: the number of
-    the last record lost before it (0: none)."""
+    """A received record."""
 
     sender: int
-    message: MeshMessage | None
-    lost: int
-    why: str = ""
+    message: MeshMessage
 
 
 def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> HeardMessage | None:
-    """Read a record of another broker, each once, in their order. None if it was received before or
-    is from another home. Raises ValueError."""
+    """Read a record of another broker, each once, in their order. None if it was received before,
+    comes too early, or is from another home. Raises ValueError if it cannot be read."""
     envelope = mesh_messages.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
@@ -74,27 +93,132 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     peer = facts.peers.get(envelope.sender)
     if peer is None:
         peer = facts.peers[envelope.sender] = Peer(envelope.name, confirmed=facts.edition)
-    if envelope.number <= peer.heard or is_lost(peer, envelope.number):
+    _forget_confirmed(broker, peer, envelope.confirms)
+    if envelope.kind == Sync.kind:
+        message = mesh_messages.decode_body(envelope.kind, envelope.body)
+        assert isinstance(message, Sync)
+        _hear_sync(broker, peer, vpn, envelope.number, message)
         return None
-    missing = envelope.number - next_word(peer)
-    if missing > 0:
-        skipped = [b - a + 1 for a, b in peer.lost_words if peer.heard < a and b < envelope.number]
-        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - sum(skipped))
-    peer.heard = envelope.number
-    if peer.lost_words and peer.lost_words[0][1] < peer.heard:
-        del peer.lost_words[0]
-    lost = envelope.number - 1 if missing > 0 else 0
+    if envelope.number <= peer.heard:  # the other broker does not know that it has arrived
+        peer.confirm_at = min(peer.confirm_at, broker.now + CONFIRM_MS)
+        return None
+    if envelope.number > peer.heard + 1:
+        _miss(broker, peer, vpn, envelope.number, envelope.number - 1)
+        return None
     try:
-        return HeardMessage(envelope.sender, mesh_messages.decode_body(envelope), lost)
-    except ValueError as error:
-        peer.skipped.append(envelope.number)
-        return HeardMessage(envelope.sender, None, lost, str(error))
+        message = mesh_messages.decode_body(envelope.kind, envelope.body)
+    except ValueError:
+        peer.seen = max(peer.seen, envelope.number)
+        if peer.ask_at == NEVER:
+            peer.ask_at = broker.now
+        raise
+    _note_heard(peer, envelope.number)
+    is_much = peer.heard - peer.told >= CONFIRM_RECORDS
+    peer.confirm_at = min(peer.confirm_at, broker.now + (0 if is_much else CONFIRM_MS))
+    return HeardMessage(envelope.sender, message)
+
+
+def _forget_confirmed(broker: Broker, peer: Peer, number: int) -> None:
+    """Forget the records up to this number: the other broker has them."""
+    if not peer.unconfirmed or number < peer.unconfirmed[0].number:
+        return
+    del peer.unconfirmed[: number - peer.unconfirmed[0].number + 1]
+    peer.probe_at = broker.now + SYNC_MS if peer.unconfirmed else NEVER
+
+
+def _hear_sync(broker: Broker, peer: Peer, vpn: str, last: int, message: Sync) -> None:
+    """last: the number of the other broker's last record."""
+    if message.again:
+        peer.repeat_from = 1
+    if message.answer:
+        peer.confirm_at = min(peer.confirm_at, broker.now)
+    if message.first > peer.heard + 1:  # an earlier version did not keep them
+        broker.event("mesh_gap", vpn, broker=peer.name, records=message.first - 1 - peer.heard)
+        _note_heard(peer, message.first - 1)
+    if last > peer.heard:
+        _miss(broker, peer, vpn, last, last)
+
+
+def _note_heard(peer: Peer, number: int) -> None:
+    peer.heard = number
+    if number >= peer.seen:
+        peer.ask_at = NEVER
+
+
+def _miss(broker: Broker, peer: Peer, vpn: str, seen: int, missing: int) -> None:
+    """Note that records up to ``missing`` are; `synchronize` asks for them."""
+    if peer.ask_at == NEVER:
+        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - peer.heard)
+        peer.ask_at = broker.now
+    peer.seen = max(peer.seen, seen)
+
+
+Repeat = Callable[[int, Sent, Budget], MeshMessage]
+
+
+def repeat_all(broker: Broker, facts: MeshFacts, repeat: Repeat) -> None:
+    """Repeat what was asked for, or may be lost after a rebuild. repeat: makes a record's message
+    again, and takes its messages from the budget."""
+    budget = Budget(broker.limits.again_rows, broker.limits.again_bytes)
+    for number, peer in sorted(facts.peers.items()):
+        if peer.repeat_from:
+            _repeat(broker, number, peer, repeat, budget)
+
+
+def synchronize(broker: Broker, facts: MeshFacts) -> None:
+    """At the end of a step, ask other brokers, and confirm."""
+    for number, peer in sorted(facts.peers.items()):
+        if number == broker.header.number:
+            continue
+        if peer.ask_at <= broker.now:
+            peer.ask_at = broker.now + SYNC_MS
+            _emit_sync(broker, peer, again=True)
+        if peer.probe_at <= broker.now:
+            peer.probe_at = broker.now + SYNC_MS
+            _emit_sync(broker, peer, answer=True)
+        if peer.confirm_at <= broker.now:
+            _emit_sync(broker, peer)
+
+
+def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget) -> None:
+    """Repeat unconfirmed records within the budget, and the others in the next steps."""
+    first = peer.unconfirmed[0].number if peer.unconfirmed else peer.said + 1
+    _emit(broker, peer, first - 1, Sync(first=first))  # for a broker that lacks even earlier ones
+    for sent in peer.unconfirmed:
+        if sent.number < peer.repeat_from:
+            continue
+        if budget.spent:
+            peer.repeat_from = sent.number
+            broker.more_to_do = True
+            return
+        budget.take(1)
+        _emit(broker, peer, sent.number, repeat(to, sent, budget))
+    peer.repeat_from = 0
+
+
+def take_own(broker: Broker, facts: MeshFacts) -> list[Sent]:
+    """What the broker has said to itself in its last step."""
+    own = facts.peers.get(broker.header.number)
+    if own is None:
+        return []
+    sent, own.unconfirmed = own.unconfirmed, []
+    own.heard = own.said
+    return sent
+
+
+def deadline(broker: Broker, facts: MeshFacts) -> int:
+    """When to read what it said to itself, or to synchronize, epoch ms, or NEVER."""
+    peers = facts.peers.values()
+    own = facts.peers.get(broker.header.number)
+    if (own is not None and own.unconfirmed) or any(peer.repeat_from for peer in peers):
+        return 1
+    return min((min(p.confirm_at, p.ask_at, p.probe_at) for p in peers), default=NEVER)
 
 
 # ---------------------------------------------------------------- rejoining
 
 
-WORDS_AHEAD = 1 << 32  # far more records than the lost steps can have sent
+RECORDS_AHEAD = 1 << 32  # far more records than the lost steps can have sent
 
 
 class RejoiningBroker(NamedTuple):
@@ -115,7 +239,7 @@ def agree(last: dict[str, int], speaker_at: SpeakerAt) -> dict[str, int]:
     steps = dict(last)
     while True:
         speakers = {name: _speaker_at(speaker_at, name, step) for name, step in steps.items()}
-        ahead = next((s for s in speakers.values() if _has_received_too_much(s, speakers)), None)
+        ahead = next((s for s in speakers.values() if _depends_on_lost(s, speakers)), None)
         if ahead is None:
             return steps
         steps[ahead.name] = _earlier(ahead.name, steps[ahead.name], speakers, speaker_at)
@@ -128,22 +252,24 @@ def _speaker_at(speaker_at: SpeakerAt, name: str, step: int) -> RejoiningBroker:
     return speaker
 
 
-def _has_received_too_much(own: RejoiningBroker, speakers: dict[str, RejoiningBroker]) -> bool:
+def _depends_on_lost(own: RejoiningBroker, speakers: dict[str, RejoiningBroker]) -> bool:
     for other in speakers.values():
-        heard, sent = own.peers.get(other.number), other.peers.get(own.number)
-        if heard is not None and heard.heard > (0 if sent is None else sent.said):
-            return True
+        peer, there = own.peers.get(other.number), other.peers.get(own.number) or Peer(own.name)
+        if peer is not None and other.number != own.number:
+            confirmed = peer.said - len(peer.unconfirmed)
+            if peer.heard > there.said or confirmed > there.heard:
+                return True
     return False
 
 
 def _earlier(
     name: str, step: int, speakers: dict[str, RejoiningBroker], speaker_at: SpeakerAt
 ) -> int:
-    """The last step before this one at which a broker has not received too much. The numbers that
-    it has received only grow, so this is a binary search."""
+    """The last step before this one at which a broker does not depend on lost steps. The numbers
+    only grow, so this is a binary search."""
 
     def fits(at: int) -> bool:
-        return not _has_received_too_much(_speaker_at(speaker_at, name, at), speakers)
+        return not _depends_on_lost(_speaker_at(speaker_at, name, at), speakers)
 
     back = 1
     while not fits(max(step - back, 1)):
@@ -155,26 +281,19 @@ def _earlier(
 
 
 def skip_lost_steps(speakers: Iterable[RejoiningBroker]) -> None:
-    """Let all brokers skip the records of each other's lost steps."""
+    """Number the unconfirmed records of all brokers anew, far ahead, so that the others drop the
+    records of lost steps."""
     everybody = list(speakers)
     for one in everybody:
         for other in everybody:
             peer = one.peers.get(other.number)
-            if peer is not None:
-                hearer = other.peers.setdefault(one.number, Peer(one.name))
-                hearer.lost_words.append([peer.said + 1, peer.said + WORDS_AHEAD])
-                peer.said += WORDS_AHEAD
-
-
-def next_word(peer: Peer) -> int:
-    """The number of the next record from a broker."""
-    number = peer.heard + 1
-    for first, last in peer.lost_words:
-        if first <= number <= last:
-            number = last + 1
-    return number
-
-
-def is_lost(peer: Peer, number: int) -> bool:
-    """Whether this number belongs to a lost step."""
-    return any(first <= number <= last for first, last in peer.lost_words)
+            if peer is None or other.number == one.number:
+                continue
+            hearer = other.peers.setdefault(one.number, Peer(one.name))
+            left = [sent for sent in peer.unconfirmed if sent.number > hearer.heard]
+            peer.said += RECORDS_AHEAD
+            for number, sent in enumerate(left, peer.said - len(left) + 1):
+                sent.number = number
+            peer.unconfirmed, peer.repeat_from = left, 1
+            hearer.heard = hearer.seen = hearer.told = peer.said - len(left)
+            hearer.ask_at = NEVER

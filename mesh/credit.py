@@ -40,7 +40,12 @@ def other_hosts(broker: Broker, facts: MeshFacts, queue: Queue) -> list[int]:
 
 def tell_room(broker: Broker, facts: MeshFacts) -> None:
     """At the end of a step, tell other hosts how much room the consumers here have."""
-    for queue in broker.touched.values():
+    limit, is_back = broker.limits.unconfirmed_records, False
+    for peer in facts.peers.values():
+        is_full = len(peer.unconfirmed) >= limit
+        is_back = is_back or (peer.is_full and not is_full)
+        peer.is_full = is_full
+    for queue in (broker.queues if is_back else broker.touched).values():
         if queue.dropped or queue.wanted or queue.header.stands_for:
             continue
         hosts = other_hosts(broker, facts, queue)
@@ -49,6 +54,8 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         vpn, name = key = broker.vpn_of(queue), queue.definition.name
         told, rooms = facts.credits.rooms.get(key, {}), _rooms(queue)
         for host in hosts:
+            if host in facts.peers and facts.peers[host].is_full:
+                continue
             changed = _changed(queue, told.setdefault(host, {}), rooms)
             if changed:
                 facts.credits_changed = True
@@ -95,31 +102,14 @@ def count_come(facts: MeshFacts, sender: int, message: HandOver, n: int) -> None
         facts.credits_changed = True
 
 
-def tell_again(broker: Broker, facts: MeshFacts, host: int) -> None:
-    """Tell a host all rooms again, after it has ended its subscriptions (`end_all`)."""
-    for (vpn, name), told in facts.credits.rooms.items():
-        queue = broker.find(vpn, name)
-        if told.pop(host, None) is not None and queue is not None:
-            queue.wanted = True
-            broker.touch(queue)
-    facts.credits_changed = True
-
-
-def end_all(broker: Broker, host: int) -> None:
-    """End all subscriptions of another host, which sends its rooms again (`tell_again`): a record
-    that ended one may be lost."""
-    for queue in broker.queues.values():
-        for one in [] if queue.header.stands_for else list(queue.header.subscriptions):
-            if one.broker == host:
-                _end(queue, one)
-                broker.touch(queue)
-
-
 def forget_all(broker: Broker, facts: MeshFacts) -> None:
     """Forget all rooms and refusals while the home is at rest. Brokers with room tell it again, to
     the new hosts."""
-    for host in facts.peers:
-        end_all(broker, host)
+    for queue in broker.queues.values():
+        for one in [] if queue.header.stands_for else list(queue.header.subscriptions):
+            if one.broker in facts.peers:
+                _end(queue, one)
+                broker.touch(queue)
     facts.credits, facts.credits_changed = Credits(), True
 
 

@@ -49,45 +49,27 @@ def set_brokers(
 def hear_entries(
     broker: Broker, facts: MeshFacts, sender: int, message: Entries, bridges: BridgeFacts
 ) -> None:
-    """Apply the keeper's changes, and confirm them. If a change was lost, nothing is confirmed
-    until the keeper repeats the whole directory."""
+    """Apply the keeper's changes, and confirm them."""
     set_brokers(broker, facts, message.brokers, message.groups)
-    refused, waited, is_repeated = [], 0, message.after is not None
-    for one in [*_gone(facts, message), *message.entries]:
+    refused, waited = [], 0
+    for one in message.entries:
         entry = None if one.entry is None else _entry.decode(one.entry)
         try:
             waited += apply_entry(broker, facts, bridges, one.vpn, one.queue, entry)
         except (LakequeueError, ValueError) as failed:
-            edition = 0 if entry is None else entry.defined
-            if not edition and not is_repeated:  # a deletion, or defined by an earlier version
-                edition = message.edition
-            refused.append((edition, str(failed)))
+            refused.append((message.edition, str(failed)))
             broker.event("definition_refused", one.vpn, one.queue, why=str(failed))
     if message.topic is not None:
         apply_topic(broker, facts, message.topic)
-    edition = message.edition
-    if facts.peers[sender].is_behind:
-        edition = facts.edition
-    facts.edition = max(facts.edition, edition)
-    say(broker, facts, sender, Heard(edition, refused, 0 if is_repeated else waited))
-
-
-def _gone(facts: MeshFacts, message: Entries) -> list[SaidEntry]:
-    """Deletions that were lost: of queues that a part of the whole directory does not have."""
-    after = message.after
-    if after is None:
-        return []
-    named = {(one.vpn, one.queue) for one in message.entries}
-    last = max(named, default=after)
-    gone = [key for key, _ in facts.queues() if key > after and (message.is_last or key < last)]
-    return [SaidEntry(*key, None) for key in sorted(gone) if key not in named]
+    facts.edition = message.edition
+    say(broker, facts, sender, Heard(message.edition, refused, waited))
 
 
 def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
     """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
     entry = entry_of(facts, message.vpn, message.queue)
     if entry is None:
-        return  # its creation was lost: the whole directory will be sent again
+        return  # this broker refused it
     is_there = has_topic(entry.topics, message.topic)
     if is_there and message.is_gone:
         del entry.topics[bisect_left(entry.topics, message.topic)]
@@ -112,9 +94,6 @@ def apply_entry(
     waited for a deleted bridge."""
     own, waited = broker.header.number, 0
     is_bridge = name.startswith(ENDPOINT_PREFIX)
-    known = entry_of(facts, vpn, name)
-    if known is not None and entry is not None and known.born != entry.born:
-        apply_entry(broker, facts, bridges, vpn, name, None)  # its deletion was lost
     if is_bridge and entry is None:
         bridge_name = name.removeprefix(ENDPOINT_PREFIX)
         waited = bridge_commands.end(broker, bridges, vpn, bridge_name)
@@ -150,9 +129,7 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
     key = key_of(vpn, name)
     facts.coming.pop(key, None)
-    facts.went.pop(key, None)
-    if key in facts.arriving:  # that it stays was lost
-        broker.drop_queue(broker.queues[facts.arriving.pop(key)])
+    facts.gone.pop(key, None)
     credit.forget(facts, vpn, name)
     queue = stand_ins.find(broker, vpn, name)
     if queue is not None:

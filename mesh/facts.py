@@ -8,30 +8,44 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from ..protocol.mesh_messages import HasMoved, Room
+from ..protocol.mesh_messages import Room
 from ..state.queue.broker import Broker
+from ..state.storage.row import NEVER
 from ..state.storage.store import Store
 
 ReplyAddress = tuple[str, int, str]  # topic, partition, request
 
 
+class Sent(msgspec.Struct, array_like=True):
+    """A record that is not confirmed yet. body: its message, without the queue's messages; ids: of
+    these."""
+
+    number: int
+    kind: str
+    body: bytes
+    ids: list[int] = []
+
+
 class Peer(msgspec.Struct):
-    """Another broker. said, heard: the numbers of the last records to it and from it; lost_words:
-    [first, last] numbers of its lost steps (R3); again: all unconfirmed records up to this number
-    were repeated; is_behind: a record from it was lost, and its repetition has yet to come;
-    confirmed: the edition of the directory that it knows; skipped: numbers of records from it that
-    could not be read, or that follow one, ascending, until they come again; ask_at: the earliest
-    time to ask for them."""
+    """Another broker, or this one itself (`channel`). said, heard: the numbers of the last records
+    to it and from it; confirmed: the edition of the directory that it knows; unconfirmed: records
+    to it, in order; told: what it knows of `heard`; seen: the number of the last record that came
+    from it, maybe behind missing ones; repeat_from: the first record to be repeated, 0 for none;
+    is_full: as of the last step, so many are unconfirmed that it gets nothing that can wait. Times,
+    ms: when to confirm, when to ask for missing records, when to ask what it has received."""
 
     name: str
     said: int = 0
     heard: int = 0
-    lost_words: list[list[int]] = []
-    again: int = 0
-    is_behind: bool = False
     confirmed: int = 0
-    skipped: list[int] = []
-    ask_at: int = 0
+    unconfirmed: list[Sent] = []
+    told: int = 0
+    seen: int = 0
+    repeat_from: int = 0
+    is_full: bool = False
+    confirm_at: int = NEVER
+    ask_at: int = NEVER
+    probe_at: int = NEVER
 
 
 class Entry(msgspec.Struct):
@@ -39,8 +53,7 @@ class Entry(msgspec.Struct):
     last move, or of its creation, which grows; moves_to: the broker it is moving to; made: when it
     was created, ms; ingress, egress: False if shut down (H5); bridge: for a bridge's endpoint the
     bridge's definition, as on the wire (H1); born: the directory's edition at which it was created,
-    which tells it from earlier queues of its name; defined: the edition of its definition, by which
-    a broker refuses it."""
+    which tells it from earlier queues of its name."""
 
     definition: QueueDefinition
     hosts: list[int]
@@ -52,19 +65,16 @@ class Entry(msgspec.Struct):
     egress: bool = True
     bridge: dict[str, Any] | None = None
     born: int = 0
-    defined: int = 0
 
 
 class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
-    attempt: grows with each refusal, to recognise records sent before it; last: the number of the
-    attempt's last record; why, since: set while the queue refuses; look_ms: how long the broker
-    waited before it last looked for the queue again.
+    attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
+    queue refuses; look_ms: how long the broker waited before it last looked for the queue again.
     """
 
     attempt: int
-    last: int = 0
     why: str = ""
     since: int = 0
     look_ms: int = 0
@@ -130,9 +140,8 @@ class MeshFacts(msgspec.Struct):
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
-    # Until the keeper knows: the move, and the record that completed it; empty: it was called off.
-    went: dict[str, tuple[int, bytes]] = {}
-    ended: list[HasMoved] = []  # at the keeper: ended here, and not yet in the directory
+    # Until the keeper knows that the move ended: its number, and whether the queue has gone.
+    gone: dict[str, tuple[int, bool]] = {}
 
     def queues(self) -> Iterator[tuple[tuple[str, str], Entry]]:
         """The queues of the home, each with its VPN and name."""
@@ -189,7 +198,7 @@ def removed_of(store: Store) -> list[int]:
 
 
 def put_peers(store: Store, peers: dict[int, Peer]) -> None:
-    """Replace the peers of a broker that is being rebuilt, see `channel`."""
+    """Replace the peers of a broker that is being rebuilt (`channel`)."""
     data = store.get(PAGE)
     assert data is not None
     facts = msgspec.structs.replace(_facts.decode(data), peers=peers, rejoined=True)
@@ -219,8 +228,7 @@ def hosts_now(broker: Broker, facts: MeshFacts, vpn: str, queue: str, entry: Ent
     own, to = broker.header.number, entry.moves_to
     if to is None:
         return entry.hosts
-    move, packed = facts.went.get(key_of(vpn, queue), (entry.move, b""))
-    has_gone = packed and move == entry.move
+    has_gone = facts.gone.get(key_of(vpn, queue)) == (entry.move, True)
     has_come = to == own and broker.find(vpn, queue) is not None
     return [to] if has_gone or has_come else entry.hosts
 

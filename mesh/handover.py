@@ -20,17 +20,14 @@ from ..state.queue.change import enter
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
-from ..state.rules.edits import REPEATED, TRANSIT, dead_part
+from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import dead_match, expires_at, refusal
-from ..state.storage.ranges import contains
-from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
+from ..state.storage.row import DELAYED, IN_MEMORY, MOVING, NEVER, READY, Row
 from ..state.storage.spool import Content
 from .channel import say
 from .credit import count_come
 from .facts import MeshFacts, born_of, entry_of, key_of
-from .stand_ins import CROSSED, ELSEWHERE, moving_to
-
-AGAIN = "again"  # in the journal: a message that may have been here before
+from .stand_ins import CROSSED, ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
 
@@ -40,12 +37,6 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     refused = facts.credits.refused.get((message.vpn, message.queue), {}).get(sender, 0)
     if message.waiting and refused >= message.attempt:
         return  # it was sent before the refusal of an earlier one, and will come again
-    peer = facts.peers[sender]
-    if message.waiting and peer.is_behind:
-        return  # an earlier one may be lost; all will come again, in order
-    if message.waiting and message.follows in peer.skipped:
-        peer.skipped.append(peer.heard)  # the lane keeps its order: all of it will come again
-        return
     rows = _rows.decode(message.rows)
     queue = _queue_of(broker, facts, message)
     if queue is None:
@@ -53,17 +44,14 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         return
     count_come(facts, sender, message, len(rows))
     contents = message.contents
-    if not message.waiting and sender < broker.header.number:
+    if not message.waiting:
         rows, contents = _without_crossed(broker, facts, sender, message, queue, rows)
     done: list[int] = []
     entered: list[Row] = []
-    repeated: list[Row] = []
     why = ""
     for row, content in zip(rows, contents, strict=True):
         reason = _refusal(broker, message.vpn, queue, row) if message.waiting else None
-        is_repeated = _is_repeated(row) and contains(queue.header.taken, row.id)
-        was_here = is_repeated and _comes_once(queue, row, message.waiting)
-        if was_here or queue.holds(row.id):
+        if queue.holds(row.id):
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
                 join(broker, queue, row.id, dead)
@@ -74,13 +62,12 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             count_discarded(broker, queue, reason)
             broker.record("discarded", queue, [row.id], reason=reason.value)
         else:
-            take_in(broker, queue, row, content, message.waiting, is_repeated)
-            (repeated if is_repeated else entered).append(row)
+            take_in(broker, queue, row, content, message.waiting)
+            entered.append(row)
         done.append(row.id)
-    for rows, again in ((entered, ""), (repeated, f", {AGAIN}")):
-        ids = [row.id for row in rows]
-        broker.record("spooled", queue, ids, reason=f"from broker {peer.name}{again}")
-    for row in (*entered, *repeated):
+    name = facts.peers[sender].name
+    broker.record("spooled", queue, [row.id for row in entered], reason=f"from broker {name}")
+    for row in entered:
         apply_early_ack(broker, queue, row)
     keep_last(broker, queue)
     queue.spill_over()
@@ -95,11 +82,10 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
 def _without_crossed(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, queue: Queue, rows: list[Row]
 ) -> tuple[list[Row], list[Content]]:
-    """Refuse granted messages that are in transit to their sender, because an answer was lost or is
-    late, and return the others. If both hosts confirmed each other's grant, both would remove the
-    message. So the host with the lower number confirms, and the other one refuses."""
-    moving = moving_to(queue, sender, [row.id for row in rows])
-    crossed = {row.id for some in moving.values() for row in some}
+    """Refuse granted messages that are still in transit from here, and return the others. They went
+    to a third host, which granted them on, and whose answer is on its way."""
+    own = {row.id: queue.live.get(row.id) for row in rows}
+    crossed = {number for number, row in own.items() if row is not None and row.state == MOVING}
     if crossed:
         refused = [row for row in rows if row.id in crossed]
         _answer(broker, facts, sender, message, [], CROSSED, refused)
@@ -117,20 +103,6 @@ def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | No
     return queue
 
 
-def _is_repeated(row: Row) -> bool:
-    """Whether a message may have been stored before, here or where its queue was then."""
-    return REPEATED in (row.extras or {}).get(TRANSIT, {})
-
-
-def _comes_once(queue: Queue, row: Row, waiting: bool) -> bool:
-    """Whether a message enters this queue only once. A published one does. A granted, dead, moved
-    or redriven one may come again, except to a queue that would rather lose messages (L2)."""
-    if queue.definition.semantics == "at-most-once":
-        return True
-    is_redriven = "own_only" in (row.extras or {}).get(TRANSIT, {})
-    return waiting and dead_part(row.extras) is None and not is_redriven
-
-
 def _answer(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, stored: list[int],
     why: str = "", rows: Iterable[Row] = (),
@@ -141,8 +113,7 @@ def _answer(
         refused_here = facts.credits.refused.setdefault((message.vpn, message.queue), {})
         refused_here[sender] = message.attempt
         facts.credits_changed = True
-    attempt = message.attempt if message.waiting else facts.peers[sender].heard
-    about = message.vpn, message.queue, message.waiting, attempt, message.born
+    about = message.vpn, message.queue, message.waiting, message.attempt, message.born
     refused = [] if message.waiting else [row.id for row in rows]
     say(broker, facts, sender, Answer(*about, stored, why, refused))
 
@@ -189,12 +160,8 @@ def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
     return reason or refusal(queue, [row.size], row.size, row.priority)
 
 
-def take_in(
-    broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool, again: bool = False
-) -> None:
-    """Store one message. waiting: it comes from a stand-in, not from another host of the queue;
-    again: consumers of this queue may have had it, because Kafka lost what brokers said of it, so
-    its next delivery says `redelivered`."""
+def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: bool) -> None:
+    """Store one message. waiting: it comes from a stand-in, not from another host of the queue."""
     extras: dict[str, Any] = dict(row.extras or {})
     transit = extras.pop(TRANSIT, {})
     payload, key, headers = content
@@ -216,6 +183,4 @@ def take_in(
             broker.mesh.prepare_stand_in(queue, [row], transit["to"])
         elif row.until != NEVER:
             row.state = DELAYED
-    if again and not row.lane:  # in a lane, a count would mean that it is in progress
-        row.deliveries = max(row.deliveries, 1)
     enter(broker, queue, [row])

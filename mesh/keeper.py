@@ -23,7 +23,7 @@ from ..definitions.definition import defined_over, name_of
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
-from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic, slices
+from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
 from ..state.commands.administration import check_vpn, owned
@@ -38,7 +38,6 @@ from .facts import (
     Before,
     Entry,
     MeshFacts,
-    Peer,
     ReplyAddress,
     WaitingAnswer,
     entry_of,
@@ -46,8 +45,6 @@ from .facts import (
     key_of,
 )
 from .queue_placement import QueuePlacement, check_move, needs_one_host
-
-ENTRIES_MAX = 100  # in one record
 
 _encode = msgspec.msgpack.encode
 
@@ -65,14 +62,10 @@ class Keeper:
             self._note_unconfirmed(one)
 
     def check_room(self) -> None:
-        """Raise LakequeueError if too many changes wait to be confirmed. The others are then asked
-        again: a lost confirmation would not be noticed otherwise."""
+        """Raise LakequeueError if too many changes wait to be confirmed."""
         facts, limits, waiting = self._facts, self._broker.limits, self._facts.waiting
         is_full = len(waiting) >= limits.unconfirmed_changes
         if waiting and (is_full or self._waiting_bytes >= limits.unconfirmed_bytes):
-            for number in self._others():
-                again = Entries(facts.edition, [], facts.brokers, facts.groups)
-                say(self._broker, facts, number, again)
             late = [facts.peers[number] for number in self._others()]
             names = ", ".join(repr(one.name) for one in late if one.confirmed < waiting[-1].edition)
             raise LakequeueError(
@@ -99,7 +92,6 @@ class Keeper:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
                 return None  # the configuration repeats it at each start
-        entry.defined = self._facts.edition + 1
         old = Before(vpn, definition.name, None if before is None else before.definition)
         self._change(vpn, definition.name, entry, command, old=old)
         return LATER
@@ -110,8 +102,6 @@ class Keeper:
         before = entry_of(self._facts, vpn, name)
         if entry is not None and before is not None:
             entry.made, entry.move, entry.born = before.made, before.move, before.born
-        if entry is not None:
-            entry.defined = self._facts.edition + 1
         self._change(vpn, name, entry, command)
         return LATER
 
@@ -142,7 +132,7 @@ class Keeper:
         facts, key = self._facts, key_of(message.vpn, message.queue)
         entry = entry_of(facts, message.vpn, message.queue)
         if key not in facts.moves or entry is None or entry.move != message.move:
-            return  # a repetition
+            return  # it was called back and had arrived
         reply = facts.moves.pop(key)
         hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
@@ -183,17 +173,13 @@ class Keeper:
         for it."""
         facts, waiting = self._facts, self._facts.waiting
         peer = facts.peers[sender]
-        refused = message.refused
-        if isinstance(refused, str):  # a record of an earlier version
-            refused = [(message.edition, refused)] if refused else []
-        for edition, why in refused:
-            self._refused(peer, edition, why)
-        if peer.is_behind or message.missed or message.again:
-            return  # a refusal may be lost: its answer to the whole directory will repeat it
         peer.confirmed = message.edition
         one = _of_edition(waiting, message.edition)
         if one is not None:
             one.result = message.waited or one.result
+            for _, why in message.refused:
+                refusal = f"broker {peer.name!r} refuses, so nothing is changed: {why}"
+                one.error = one.error or refusal
         others = (facts.peers[number].confirmed for number in self._others())
         known_by_all = min(others, default=message.edition)
         answered = bisect_right(waiting, known_by_all, key=_edition)
@@ -209,20 +195,6 @@ class Keeper:
         self._waiting_bytes -= sum(one.size for one in waiting[:answered])
         del waiting[:answered]
 
-    def _refused(self, peer: Peer, edition: int, why: str) -> None:
-        """A broker refuses a definition, and with it the queue's earlier ones that it has not
-        confirmed: they were lost on their way to it, so it would not have them either."""
-        one = _of_edition(self._facts.waiting, edition)
-        if one is None:
-            return
-        refused = [one]
-        if one.before is not None:
-            for other in self._unconfirmed[one.before.vpn, one.before.queue]:
-                if peer.confirmed < other.edition < edition:
-                    refused.append(other)
-        for each in refused:
-            each.error = each.error or f"broker {peer.name!r} refuses, so nothing is changed: {why}"
-
     def _take_back(self, one: WaitingAnswer) -> bool:
         """Give a queue its previous definition back at all hosts, after a broker refused the new
         one, and answer then; returns whether this is necessary. It is not if a later definition
@@ -237,8 +209,6 @@ class Keeper:
             later[0].before = before
             return False
         entry = None if before.definition is None else _defined(entry, before.definition)
-        if entry is not None:
-            entry.defined = facts.edition + 1
         self._change(*key, entry, one.reply, error=one.error)
         return True
 
@@ -366,21 +336,12 @@ class Keeper:
         else:
             self._answer(waiting)
 
-    def say_all(self, to: int) -> None:
-        """Send the whole directory to a broker that may have lost changes."""
+    def know_as_untold(self) -> None:
+        """Publish the whole directory after a rebuild: its topics may be new and empty."""
         facts = self._facts
-        every = dict(facts.queues())
-        message = [wire_entry(*queue, every[queue]) for queue in sorted(every)]
-        after = "", ""
-        sizes = [len(one.entry or b"") for one in message]  # one may have thousands of topics
-        parts = [message[part] for part in slices(sizes, ENTRIES_MAX)] or [[]]
-        for at, part in enumerate(parts, 1):
-            is_last = at == len(parts)
-            # Only the last part is confirmed: another may have a definition that is refused.
-            edition = facts.edition if is_last else facts.peers[to].confirmed
-            home = facts.brokers, facts.groups
-            say(self._broker, facts, to, Entries(edition, part, *home, None, after, is_last))
-            after = (part[-1].vpn, part[-1].queue) if part else after
+        facts.rejoined = False
+        if facts.brokers and keeper_of(facts) == self._broker.header.number:
+            facts.untold = sorted(queue for queue, _ in facts.queues())
 
     def say_untold(self) -> None:
         """Publish to clients what has changed while the home was at rest (M4)."""

@@ -37,6 +37,7 @@ from ..protocol.mesh_messages import (
     Heard,
     MeshMessage,
     Room,
+    decode_body,
 )
 from ..protocol.messages import Records
 from ..protocol.signing import Speaker
@@ -57,13 +58,16 @@ from ..state.storage.spool import Content
 from . import channel, credit, directory, handover, in_transit_commands, moves, stand_ins
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
-from .bridges.link import cross, forward_all, receipt, say_home, send_again, set_connection_state
-from .facts import MeshFacts, entry_of, hosts_now, keeper_of, load_facts, mark_facts
+from .bridges.link import forward_all, receipt, say_home, set_connection_state, with_messages
+from .channel import HeardMessage
+from .facts import MeshFacts, Sent, entry_of, hosts_now, keeper_of, key_of, load_facts, mark_facts
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
 
 Commands = dict[type, Callable[[str, Any], Any]]
+
+OWN = "#own"  # instead of a topic: the records of a broker to itself
 
 
 class Mesh(Routes):
@@ -72,9 +76,6 @@ class Mesh(Routes):
     def __init__(self, broker: Broker, facts: MeshFacts, bridges: BridgeFacts) -> None:
         super().__init__(broker, facts, bridges)
         self._keeper = Keeper(broker, facts, bridges)
-        # In this step: brokers to which everything was repeated; what was lost from them since.
-        self._repeated: set[int] = set()
-        self._lost: dict[int, int] = {}
         self._alone: Commands = {
             c.Peers: self._peers,
             c.MoveQueue: self._move,
@@ -96,7 +97,7 @@ class Mesh(Routes):
             Answer.kind: partial(stand_ins.answered, broker, facts),
             Room.kind: partial(credit.hear_room, broker, facts),
             Entries.kind: self._hear_entries,
-            Heard.kind: self._heard,
+            Heard.kind: self._keeper.heard,
             Forward.kind: self._forwarded,
             Come.kind: partial(moves.may_come, broker, facts),
             Carry.kind: partial(moves.carried, broker, facts),
@@ -108,7 +109,7 @@ class Mesh(Routes):
             HandOver.kind: partial(handover.failed, broker, facts),
             Carry.kind: partial(moves.failed, broker, facts),
             BridgeSend.kind: lambda sender, sent: self.say(
-                sender, far_end.across_failed(bridges, sent, sender)
+                sender, far_end.across_failed(bridges, sent)
             ),
         }
         for (vpn, _), entry in facts.queues():
@@ -118,14 +119,12 @@ class Mesh(Routes):
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
         """The mesh from the broker's pages; empty if it has met no other broker."""
-        facts = load_facts(broker.store)
-        moves.know_as_moving(broker, facts)
-        return cls(broker, facts, BridgeFacts.load(broker))
+        return cls(broker, load_facts(broker.store), BridgeFacts.load(broker))
 
     def mark(self) -> None:
         """Write what has changed since the last mark."""
         self.bridges.mark(self._broker)
-        if self.has_met:
+        if self.has_met or self.facts.peers:
             mark_facts(self._broker.store, self.facts)
 
     @property
@@ -151,35 +150,34 @@ class Mesh(Routes):
     # ------------------------------------------------------------ a step
 
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
-        """Read records of the others and of other homes, retry refused lanes, and hand over to
-        other VPNs."""
-        if records.topics or self.has_met:  # most brokers are alone, and most steps hear nothing
-            if self.facts.rejoined:
-                self._greet()
-            self._keeper.say_untold()
-            for sender in sorted(self.facts.peers):
-                self._ask_for_skipped(sender)
-            for at in range(len(records)):
-                self._hear_record(records, at, skipped)
-            self._broker.at = None
-            for sender in sorted(self._lost):
-                self._repeat_all(sender)
-            self._repeated.clear()
-            self._end_moves()
-            stand_ins.retry(self._broker, self.facts)
-        if self.bridges.links:
-            cross(self._broker, self.bridges, partial(self._bring_here, skipped))
+        """Read records of the others, of other homes and its own, and retry refused lanes."""
+        facts = self.facts
+        if not (records.topics or self.has_met or facts.peers):
+            return  # most brokers are alone, and most steps hear nothing
+        if facts.rejoined:
+            channel.repeat_all(self._broker, facts, self._repeat)  # before anything new
+            self._keeper.know_as_untold()
+        self._keeper.say_untold()
+        positions = zip(records.topics, records.partitions, records.offsets, strict=True)
+        for position, key, value in zip(positions, records.keys, records.values, strict=True):
+            self._hear_record(position, key, value, skipped.get(position, ""))
+        own = channel.take_own(self._broker, facts)
+        for sent in own:
+            position = OWN, 0, sent.number
+            self._hear_record(position, None, sent.body, skipped.get(position, ""), sent)
+        self._broker.at = None
+        stand_ins.retry(self._broker, facts)
 
     def _hear_record(
-        self, records: Records, at: int, skipped: Mapping[RecordPosition, str]
-    ) -> None:
-        """Handle one record. A record of this home's brokers that fails is answered, so that no
-        message stays in transit for ever."""
-        broker, key, value = self._broker, records.keys[at], records.values[at]
-        broker.at = position = records.topics[at], records.partitions[at], records.offsets[at]
+        self, position: RecordPosition, key: bytes | None, value: bytes | None, failed: str,
+        own: Sent | None = None,
+    ) -> None:  # fmt: skip
+        """Handle one record. failed: why it must be skipped, or empty. A record of this home's
+        brokers that fails is answered, so that no message stays in transit for ever."""
+        broker = self._broker
+        broker.at = position
         vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
         kind, event, heard = topics.split(position[0]), "mesh_refused", None
-        failed = skipped.get(position, "")
         try:
             if kind is not None and kind[1] == topics.BRIDGE_IN:
                 vpn, event = kind[0], "bridge_refused"
@@ -189,20 +187,33 @@ class Mesh(Routes):
                 if failed:
                     raise ValueError(f"it failed: {failed}")
                 self._copied(key or b"", value)
-            elif (heard := channel.hear(broker, self.facts, vpn, value)) is not None:
-                if heard.lost:
-                    self._missed(heard.sender, heard.lost)
-                if heard.message is None:
-                    self._ask_for_skipped(heard.sender)
-                    raise ValueError(heard.why)
-                if failed:
+            else:
+                heard = self._read(vpn, value, own)
+                if heard is not None and failed:
                     raise ValueError(f"it failed: {failed}")
-                self.handlers[heard.message.kind](heard.sender, heard.message)
+                if heard is not None:
+                    self.handlers[heard.message.kind](heard.sender, heard.message)
         except (LakequeueError, ValueError) as error:
             broker.event(event, vpn, why=str(error))
             reject_record(broker, vpn, *position, key, value, str(error))
-            if heard is not None and heard.message and heard.message.kind in self.failures:
+            if heard is not None and heard.message.kind in self.failures:
                 self.failures[heard.message.kind](heard.sender, heard.message)
+
+    def _read(self, vpn: str, value: bytes | None, own: Sent | None) -> HeardMessage | None:
+        if own is None:
+            return channel.hear(self._broker, self.facts, vpn, value)
+        number = self._broker.header.number
+        return HeardMessage(number, self._repeat(number, own, Budget(len(own.ids))))
+
+    def _repeat(self, to: int, sent: Sent, budget: Budget) -> MeshMessage:
+        """Make a record's message again."""
+        message = decode_body(sent.kind, sent.body)
+        if isinstance(message, HandOver | Carry):
+            return stand_ins.with_messages(self._broker, to, message, sent.ids, budget)
+        link = self.bridges.links.get(message.link) if isinstance(message, BridgeSend) else None
+        if isinstance(message, BridgeSend) and link is not None:
+            return with_messages(self._broker, link, message, budget)
+        return message
 
     def speak(self) -> None:
         """Write to other brokers and homes at the end of a step."""
@@ -210,6 +221,9 @@ class Mesh(Routes):
             credit.tell_room(self._broker, self.facts)
         if self.bridges.links:
             forward_all(self._broker, self.bridges, self._say_over)
+        if self.facts.peers:
+            channel.repeat_all(self._broker, self.facts, self._repeat)
+            channel.synchronize(self._broker, self.facts)
 
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
@@ -218,72 +232,8 @@ class Mesh(Routes):
             return NEVER
         if facts.untold or facts.rejoined:
             return 1
-        asked = (p.ask_at for p in facts.peers.values() if p.skipped)
-        return min([*facts.retries.values(), *asked], default=NEVER)
-
-    def _greet(self) -> None:
-        """Write to all others after this broker was rebuilt. Its last records may be lost with the
-        old Kafka; the others notice the gap in the numbers (`channel`)."""
-        facts, own = self.facts, self._broker.header.number
-        facts.rejoined = False
-        for number in sorted(facts.peers):
-            self.say(number, Heard(facts.edition))
-        if facts.brokers and keeper_of(facts) == own:  # the directory topics may be new and empty
-            facts.untold = sorted(queue for queue, _ in facts.queues())
-
-    def _missed(self, sender: int, number: int) -> None:
-        """Handle lost records of another broker. They may have been answers, so both brokers repeat
-        everything unconfirmed: at the first loss, before anything else is answered, and at the end
-        of the step for all others, or repetitions that lose records would never end."""
-        self.facts.peers[sender].is_behind = True
-        self._lost[sender] = number
-        if sender not in self._repeated:
-            self._repeat_all(sender)
-
-    def _ask_for_skipped(self, sender: int) -> None:
-        """Treat skipped records as lost, unless that was done in the last minute."""
-        peer, now = self.facts.peers[sender], self._broker.now
-        if peer.skipped and peer.ask_at <= now:
-            peer.ask_at = now + channel.ASK_AGAIN_MS
-            self._missed(sender, peer.skipped[-1])
-
-    def _heard(self, sender: int, message: Heard) -> None:
-        peer = self.facts.peers[sender]
-        if message.again:  # what was skipped comes again too
-            peer.is_behind, peer.skipped = False, []
-            credit.end_all(self._broker, sender)
-        if message.missed > peer.again:
-            self._repeat_all(sender)
-        self._keeper.heard(sender, message)
-
-    def _end_moves(self) -> None:
-        """Enter moves that ended at the keeper into the directory."""
-        ended, self.facts.ended = self.facts.ended, []
-        for one in ended:
-            try:
-                self._keeper.moved(self._broker.header.number, one)
-            except (LakequeueError, ValueError) as error:
-                self._broker.event("mesh_refused", one.vpn, why=str(error))
-
-    def _repeat_all(self, to: int) -> None:
-        """Repeat everything unconfirmed to a broker: messages, credits, the directory, and what
-        bridges have in transit to it."""
-        broker, facts, own = self._broker, self.facts, self._broker.header.number
-        facts.peers[to].again = facts.peers[to].said
-        self._repeated.add(to)
-        self.say(to, Heard(facts.edition, missed=self._lost.pop(to, 0), again=True))
-        if to != own:
-            moves.expect_again(broker, facts, to)
-            if facts.brokers and keeper_of(facts) == own:
-                self._keeper.say_all(to)
-            itself = facts.peers.get(own)
-            if itself is not None and itself.said > itself.heard:  # what it wrote to itself may be
-                self.say(own, Heard(facts.edition))  # lost too, and the next record shows it
-        stand_ins.send_again(broker, facts, to)
-        credit.tell_again(broker, facts, to)
-        for link in self.bridges.links.values():
-            if link.to == to:
-                send_again(broker, link, self._say_over)
+        retry_at = min(facts.retries.values(), default=NEVER)
+        return min(retry_at, channel.deadline(self._broker, facts))
 
     def leave(self, queue: Queue, task: Task, budget: Budget) -> bool:
         """See `MeshInterface`."""
@@ -303,7 +253,6 @@ class Mesh(Routes):
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, sender, message, self.bridges)
-        self._tables.clear()  # the edition does not grow if one before it was lost
         credit.hear_early(self._broker, self.facts)
 
     def say(self, to: int, message: MeshMessage) -> None:
@@ -360,7 +309,6 @@ class Mesh(Routes):
             self.forward(vpn, command, entry.hosts[0])
             return LATER
         moves.stay(broker, facts, vpn, command.queue, entry)
-        self._end_moves()
         return None
 
     def _unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
@@ -382,7 +330,14 @@ class Mesh(Routes):
         return self.kept(self._keeper.shutdown)(vpn, command)
 
     def forward(self, vpn: str, command: c.Command, to: int) -> None:
-        """Forward a client's command to the broker that answers it."""
+        """Forward a client's command to the broker that answers it. Raises LakequeueError if that
+        broker is away, and too many wait for it."""
+        peer = self.facts.peers.get(to)
+        if peer is not None and len(peer.unconfirmed) >= self._broker.limits.unconfirmed_records:
+            raise LakequeueError(
+                f"broker {peer.name!r} has not confirmed {len(peer.unconfirmed)} records, and gets "
+                "no more commands: start it, or try again later"
+            )
         who = self._broker.speaker
         client, admin = ("", False) if who is None else (who.client, who.admin)
         self.say(to, Forward(vpn, c.encode_command(command), client, admin))
@@ -407,6 +362,8 @@ class Mesh(Routes):
             return False
         there = hosts_now(broker, facts, vpn, name, facts.entries[vpn][name])
         hosts = {broker: number for broker, number in facts.brokers.items() if number in there}
+        if command.reply is None and key_of(vpn, name) in facts.leaving:
+            return False
         if command.reply is None:
             self.forward(vpn, command, min(hosts.values()))
             return True
@@ -451,16 +408,6 @@ class Mesh(Routes):
             return LATER
         return bridge_commands.describe_bridge(self._broker, self.bridges, vpn, command)
 
-    def _bring_here(
-        self, skipped: Mapping[RecordPosition, str], sent: BridgeSend, position: RecordPosition
-    ) -> BridgeReceipt:
-        """Store messages for another VPN of this broker, or answer that it failed."""
-        broker, why = self._broker, skipped.get(position)
-        if why is None:
-            return far_end.bring_across(broker, self.bridges, sent)
-        broker.event("bridge_refused", sent.vpn, why=f"it failed: {why}")
-        return far_end.across_failed(self.bridges, sent, broker.header.number)
-
     def engine_begins(self) -> None:
         """See `MeshInterface`."""
         bridge_commands.publish_ends(self._broker, self.bridges)
@@ -485,15 +432,15 @@ class Mesh(Routes):
             receipt(self._broker, link, message.receipt)
 
     def _say_over(self, link: Link, sent: BridgeSend) -> None:
-        """Send to another home, or to a broker of this one."""
+        """Send to another home, or to a broker of this one, maybe this broker itself."""
         if link.to == ELSEWHERE:
             say_home(self._broker, link, sent)
         else:
             self.say(link.to, sent)
 
     def _brought(self, sender: int, sent: BridgeSend) -> None:
-        """Take messages for a VPN from another broker of the home, and answer."""
-        self.say(sender, far_end.bring_across(self._broker, self.bridges, sent, sender))
+        """Take messages for a VPN from a broker of the home, and answer."""
+        self.say(sender, far_end.bring_across(self._broker, self.bridges, sent))
 
     def _answered(self, sender: int, answer: BridgeReceipt) -> None:
         link = self.bridges.links.get(answer.link)

@@ -13,9 +13,8 @@ Nothing changes until the other broker is ready (`Come`); until then, moving the
 the move. Then its subscriptions end as at a disconnect, earlier commands are finished, and its
 messages are sent with everything they have, including their positions, so their order on the way
 does not matter. They are granted to a subscription of the new host like those of a distributed
-queue (`stand_ins`): they stay here, in transit, until it has confirmed them, and are repeated if
-Kafka loses the record. Messages published meanwhile wait in a stand-in, as at all other brokers,
-and follow the queue.
+queue (`stand_ins`): they stay here, in transit, until it has confirmed them. Messages published
+meanwhile wait in a stand-in, as at all other brokers, and follow the queue.
 
 The arriving queue has no name until it is complete, so nothing finds it.
 """
@@ -29,7 +28,7 @@ import msgspec
 
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError, Reason
-from ..protocol.mesh_messages import PART_BYTES, Answer, Carry, Come, Forward, HasMoved
+from ..protocol.mesh_messages import NO_ROWS, PART_BYTES, Answer, Carry, Come, Forward, HasMoved
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import IN_TURN, begin
 from ..state.limits import Budget
@@ -39,10 +38,8 @@ from ..state.queue.header import QueueHeader, Subscription, Task, note_entered
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
-from ..state.rules.dead import join
-from ..state.rules.edits import REPEATED, TRANSIT, dead_part
+from ..state.rules.edits import TRANSIT
 from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
-from ..state.storage.ranges import contains
 from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
 from ..state.storage.spool import Content
 from . import stand_ins
@@ -57,44 +54,26 @@ AT_REST = (
 
 _encode = msgspec.msgpack.encode
 BYTES_IN_TRANSIT = 8 * PART_BYTES
-NO_ROWS = _encode([])
 _rows = msgspec.msgpack.Decoder(list[Row])
 _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
 
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Go on with a queue's move here, after its entry in the directory changed. If the keeper has
-    yet to learn that the move is over, it is told again."""
+    """Go on with a queue's move here, after its entry in the directory changed."""
     key = key_of(vpn, name)
     if entry.moves_to is None:
-        facts.went.pop(key, None)
+        facts.gone.pop(key, None)
         number = facts.arriving.pop(key, None)
         if number is not None:  # the move was called off before messages came
             broker.drop_queue(broker.queues[number])
     elif entry.moves_to == broker.header.number:
         _expect(broker, facts, vpn, name, entry)
-    elif facts.went.get(key) == (entry.move, b""):
-        _report(broker, facts, HasMoved(vpn, name, entry.move, _called_off(name)))
     _set_out(broker, facts, vpn, name, entry)
 
 
-def know_as_moving(broker: Broker, facts: MeshFacts) -> None:
-    """Correct entries of earlier versions, which named the new host of a moved queue before the
-    keeper knew: a host that lacks the last messages would drop the queue."""
-    for queue, entry in facts.queues():
-        move, packed = facts.went.get(key_of(*queue), (-1, b""))
-        if packed and move == entry.move and entry.moves_to is None:
-            entry.hosts, entry.moves_to = [broker.header.number], entry.hosts[0]
-            facts.directory_changed = True
-
-
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
-    """Tell the keeper that a move has ended. The keeper does not write it to itself: if Kafka lost
-    the record, no later one would show it."""
-    if keeper_of(facts) == broker.header.number:
-        facts.ended.append(message)
-    else:
-        say(broker, facts, keeper_of(facts), message)
+    """Tell the keeper that a move has ended."""
+    say(broker, facts, keeper_of(facts), message)
 
 
 # ---------------------------------------------------------------- the new host
@@ -109,8 +88,7 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
         broker.touch(queue)
         return
     if broker.find(vpn, name) is not None:
-        _report(broker, facts, HasMoved(vpn, name, entry.move))
-        return
+        return  # it has arrived, and the keeper will know
     number = broker.header.next_queue
     broker.header.next_queue += 1
     facts.arriving[key] = number
@@ -119,24 +97,12 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
             number, broker.vpn_number(vpn), entry.definition, created=broker.now, arriving=True
         )
     )
-    _ask(broker, facts, vpn, name, entry)
-
-
-def _ask(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Tell the old host that the queue may come, and how much room there is."""
     room = broker.header.system.max_spool_usage - broker.spool.bytes
     limits = broker.header.vpn_limits.get(vpn)
     if limits is not None and limits.max_spool_usage is not None:
         used = broker.spool.vpn_bytes.get(broker.vpn_number(vpn), 0)
         room = min(room, limits.max_spool_usage - used)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
-
-
-def expect_again(broker: Broker, facts: MeshFacts, peer: int) -> None:
-    """Repeat `Come` for queues that are to move here from a broker; the first may be lost."""
-    for (vpn, name), entry in facts.queues():
-        if key_of(vpn, name) in facts.arriving and entry.hosts[0] == peer:
-            _ask(broker, facts, vpn, name, entry)
 
 
 def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
@@ -171,19 +137,11 @@ def _answer(
 def _take_in(
     broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
 ) -> None:
-    """Store messages at the positions that they had. A repeated one may have come and left, since
-    it can expire or be purged while the queue arrives."""
-    header, given = queue.header, rows
-    rows = []
-    for row, content in zip(given, contents, strict=True):
-        transit = (row.extras or {}).pop(TRANSIT, {})
+    """Store messages at the positions that they had."""
+    header = queue.header
+    for row, content in zip(rows, contents, strict=True):
+        (row.extras or {}).pop(TRANSIT, None)
         row.extras = row.extras or None
-        was_here = queue.holds(row.id) or contains(header.taken, row.id)
-        if REPEATED in transit and was_here:
-            if (dead := dead_part(row.extras)) is not None:  # it died once more since
-                join(broker, queue, row.id, dead)
-            continue
-        rows.append(row)
         row.state, row.holder = READY if row.until == NEVER else DELAYED, 0
         row.stored = broker.spool.store(header.vpn_number, [content], row.size, 1)
         row.block, row.index = IN_MEMORY, 0
@@ -192,8 +150,6 @@ def _take_in(
             header.barriers[row.generation] = row.id
         header.delayed += row.state == DELAYED
         header.bytes += row.size
-    if not rows:
-        return
     header.barriers = dict(sorted(header.barriers.items()))
     header.generations = dict(sorted(header.generations.items()))
     header.depth += len(rows)
@@ -243,14 +199,10 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
 
 
 def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
-    """Note that the other broker is ready for a queue. The directory's entry may come later. If the
-    queue has gone there already, the record that completes it may be lost, and is repeated."""
+    """Note that the other broker is ready for a queue. The directory's entry may come later."""
     key = key_of(message.vpn, message.queue)
-    move, packed = facts.went.get(key, (-1, b""))
-    if move == message.move:
-        if packed:
-            say(broker, facts, sender, Carry(message.vpn, message.queue, move, NO_ROWS, [], packed))
-        return
+    if facts.gone.get(key) == (message.move, False):
+        return  # it was called off
     entry = entry_of(facts, message.vpn, message.queue)
     if entry is None and message.move <= facts.edition:
         return  # it was deleted meanwhile
@@ -265,12 +217,9 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
     if key in facts.leaving or broker.find(vpn, name) is None:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
-    facts.went[key] = entry.move, b""
-    _report(broker, facts, HasMoved(vpn, name, entry.move, _called_off(name)))
-
-
-def _called_off(name: str) -> str:
-    return f"queue {name!r}: stays, the move was called back"
+    facts.gone[key] = entry.move, False
+    why = f"queue {name!r}: stays, the move was called back"
+    _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 
 
 def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
@@ -355,7 +304,7 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
     )
     packed = _encode((whole, queue.early.state()))
     say(broker, facts, to, Carry(vpn, name, move, NO_ROWS, [], packed))
-    facts.went[key] = move, packed
+    facts.gone[key] = move, True
     for waiting in header.tasks:
         if waiting is not task:
             say(broker, facts, to, Forward(vpn, waiting.command))

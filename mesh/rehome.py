@@ -31,7 +31,6 @@ from ..state.queue.queue import Queue
 from ..state.rules.after_entry import keep_last
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import BridgeFacts, check_no_bridge
-from .channel import next_word
 from .credit import forget_all
 from .directory import apply_entry
 from .facts import Peer, entry_of
@@ -92,7 +91,7 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
         name = brokers[number].header.name
         for other, peer in own.peers.items():
             heard = facts[other].peers.get(number) if other in facts else None
-            if other in facts and peer.said >= (1 if heard is None else next_word(heard)):
+            if other in facts and peer.said > (0 if heard is None else heard.heard):
                 return f"{peer.name!r} has yet to read messages of {name!r}"
         if own.moves or own.coming or own.leaving or own.arriving:
             return f"a queue is moving, says {name!r}"
@@ -214,7 +213,7 @@ class _Rehoming:
         facts, own = facts_of(broker), broker.header.number
         facts.brokers, facts.groups = dict(self._change.brokers), dict(self._change.groups)
         facts.peers = {
-            number: facts.peers.get(number) or Peer(name)
+            number: _at_rest(facts.peers.get(number) or Peer(name))
             for name, number in self._change.brokers.items()
             if number != own or own in facts.peers
         }  # fmt: skip
@@ -355,6 +354,11 @@ class _Rehoming:
         )  # fmt: skip
         pages = dict(sorted(broker.store.pages.items()))
         return Resting(header.name, header.number, pages, offsets, ids, list(captures), journal)
+
+
+def _at_rest(peer: Peer) -> Peer:
+    """Another broker, which has received everything."""
+    return Peer(peer.name, peer.said, peer.heard, peer.confirmed, told=peer.heard)
 
 
 def _edition_of(broker: Broker) -> int:

@@ -42,7 +42,8 @@ class Routes(MeshInterface):
     def has_met(self) -> bool:
         """Whether it knows other brokers of its home: since the engine named them (`Peers`) or one
         of them wrote to it. So a replay learns of them in the same step."""
-        return bool(self.facts.brokers or self.facts.peers)
+        facts = self.facts
+        return bool(facts.brokers) or bool(facts.peers.keys() - {self._broker.header.number})
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic of a destination that is not a queue here."""

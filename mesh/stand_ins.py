@@ -18,8 +18,9 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import Answer, Carry, HandOver, Heard, slices
+from ..protocol.mesh_messages import Answer, Carry, HandOver, slices
 from ..state.commands.multi_step_commands import resume
+from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
 from ..state.queue.header import QueueHeader, Subscription
@@ -27,7 +28,7 @@ from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.after_entry import keep_last
 from ..state.rules.dead import take_later_deaths
-from ..state.rules.edits import AGAIN, REPEATED, TRANSIT
+from ..state.rules.edits import AGAIN, TRANSIT
 from ..state.rules.returned_leases import cannot_be_sent
 from ..state.rules.routing import forget_found
 from ..state.storage.row import MOVING, READY, Row, by_arrival
@@ -49,7 +50,7 @@ LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
 LOOK_AGAIN_MS = 100  # then twice as long each time, up to RETRY_MS
-CROSSED = "both hosts had granted it to each other"
+CROSSED = "it is in transit from there"
 ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
 LANES_SHOWN = 100
 OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
@@ -116,14 +117,11 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     if one.broker == host and (one.max_backlog or lane.why or queue.number in facts.retries):
         return
     one.max_backlog = 0
-    if one.held and one.broker == broker.header.number:
-        # What it wrote to itself may be lost: only its next record to itself shows it.
-        say(broker, facts, one.broker, Heard(facts.edition))
     if one.held or key_of(vpn, name) in facts.leaving:
         return
     one.broker = host
     one.name = facts.name_of(host)
-    lane.look_ms = lane.last = 0
+    lane.look_ms = 0
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True
@@ -175,55 +173,44 @@ def send(
             message = HandOver(
                 vpn, name, lane is not None, 0 if lane is None else lane.attempt,
                 subscription.filter, packed, own, born_of(facts, vpn, name),
-                0 if lane is None else lane.last,
             )  # fmt: skip
-        say(broker, facts, subscription.broker, message)
-        record = facts.peers[subscription.broker].said
-        if lane is not None:
-            lane.last = record
-        else:
-            for row in rows[part]:
-                row.number = record
+        say(broker, facts, subscription.broker, message, [row.id for row in rows[part]])
 
 
-def send_again(broker: Broker, facts: MeshFacts, to: int) -> None:
-    """Repeat all messages in transit to a broker as a new attempt, since the first may be lost.
-    They are marked until they leave: even if the broker refuses them now, it may have stored them
-    before, and their queue may have moved on with them since."""
-    for queue in list(broker.queues.values()):
-        lane = facts.lanes.get(queue.number)
-        for one in queue.header.subscriptions:
-            if one.broker != to or not one.held:
-                continue
-            if lane is not None:
-                lane.attempt, lane.last = lane.attempt + 1, 0
-            rows = [row for row in _held(queue, one) if row.state == MOVING]
-            _mark_repeated(rows)
-            broker.touch(queue)
-            _hand_over_again(broker, facts, queue, one, [rows])
+def with_messages(
+    broker: Broker, to: int, message: HandOver | Carry, ids: list[int], budget: Budget
+) -> HandOver | Carry:
+    """A record that is repeated, with those of its messages that are still in transit."""
+    is_waiting = isinstance(message, HandOver) and message.waiting
+    name = f"{OUT}{message.queue}" if is_waiting else message.queue
+    queue = broker.find(message.vpn, name)
+    rows: list[Row] = []
+    contents: list[Content] = []
+    if queue is not None:
+        for number, moving in moving_to(queue, to, ids).items():
+            (one,) = (one for one in queue.header.subscriptions if one.number == number)
+            for row, content in _readable(broker, queue, one, moving):
+                rows.append(row)
+                contents.append(content)
+                budget.take(1, row.size)
+    return msgspec.structs.replace(message, rows=_encode(rows), contents=contents)
 
 
-def _mark_repeated(rows: list[Row]) -> None:
-    for row in rows:
-        extras = row.extras or {}
-        row.extras = {**extras, TRANSIT: {**extras.get(TRANSIT, {}), REPEATED: True}}
+def _readable(
+    broker: Broker, queue: Queue, one: Subscription, rows: list[Row]
+) -> list[tuple[Row, Content]]:
+    """Messages in transit with their contents. One whose content is missing is ready again, and
+    found lost when it is sent next."""
+    found = list(zip(rows, broker.spool.contents(rows), strict=True))
+    lost = [row for row, content in found if content is None]
+    _take_back(broker, queue, one, lost, "payload missing")
+    return [(row, content) for row, content in found if content is not None]
 
 
 def _held(queue: Queue, one: Subscription) -> list[Row]:
     """The messages that another broker's subscription holds, by arrival. A load may
     change their order in `leases`, as all messages of a record have its number."""
     return sorted(queue.leases.get(one.number, {}).values(), key=by_arrival)
-
-
-def _hand_over_again(
-    broker: Broker, facts: MeshFacts, queue: Queue, one: Subscription, parts: list[list[Row]]
-) -> None:
-    """Hand messages over again, each part in records of its own."""
-    for rows in parts:
-        contents = broker.spool.contents(rows)
-        kept = [(r, own) for r, own in zip(rows, contents, strict=True) if own is not None]
-        own = [content for _, content in kept]
-        send(broker, facts, queue, one, [row for row, _ in kept], own)
 
 
 def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
@@ -236,24 +223,15 @@ def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
     return broker.find(message.vpn, message.queue)
 
 
-def moving_to(queue: Queue, sender: int, ids: list[int], record: int = 0) -> dict[int, list[Row]]:
-    """The messages with these ids that are in transit to a broker, by its subscription here.
-    record: only those that it handed over; 0: all."""
+def moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
+    """The messages with these ids that are in transit to a broker, by its subscription here."""
     found: dict[int, list[Row]] = {}
     own = {one.number for one in queue.header.subscriptions if one.broker == sender}
     for number in ids:
         row = queue.live.get(number)
-        if row is None or record not in (0, row.number):
-            continue
-        if row.state == MOVING and row.holder in own:
+        if row is not None and row.state == MOVING and row.holder in own:
             found.setdefault(row.holder, []).append(row)
     return found
-
-
-def _record(message: Answer) -> int:
-    """The record that an answer is about; 0: all of them. Once a message was handed over again,
-    only the answer about its later record counts."""
-    return 0 if message.waiting else message.attempt
 
 
 def _count_answered(queue: Queue, one: Subscription, n: int) -> None:
@@ -279,7 +257,7 @@ def answered(broker: Broker, facts: MeshFacts, sender: int, message: Answer) -> 
 
 
 def _stored(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, message: Answer) -> None:
-    moving = moving_to(queue, sender, message.stored, _record(message))
+    moving = moving_to(queue, sender, message.stored)
     rows = [row for some in moving.values() for row in some]
     again = [row for row in rows if take_later_deaths(row)]
     if again:
@@ -324,12 +302,9 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     if lane.attempt != message.attempt:
         return
     one = queue.header.subscriptions[0]
-    rows = _held(queue, one)
-    if facts.peers[sender].skipped:  # an answer that nobody can read may say that some are stored
-        _mark_repeated([row for row in rows if row.state == MOVING])
-    _take_back(broker, queue, one, rows, message.why)
+    _take_back(broker, queue, one, _held(queue, one), message.why)
     one.max_backlog = 0
-    lane.attempt, lane.last = lane.attempt + 1, 0
+    lane.attempt += 1
     if message.why == ELSEWHERE:  # the directory's next entry will say where it is
         lane.look_ms = min(2 * lane.look_ms or LOOK_AGAIN_MS, RETRY_MS)
         facts.retries[queue.number] = broker.now + lane.look_ms
@@ -363,17 +338,15 @@ def _not_granted(
     affected. If storing several failed, they are tried one by one. One that fails alone would fail
     anywhere, so it is dead."""
     fails = message.why == Reason.MALFORMED.value
-    moving = moving_to(queue, sender, message.refused, _record(message))
+    moving = moving_to(queue, sender, message.refused)
     for one in list(queue.header.subscriptions):
         rows = moving.get(one.number, [])
         if not rows:
             continue
         if fails and len(message.refused) > 1:
-            _hand_over_again(broker, facts, queue, one, [[row] for row in rows])
+            for row, content in _readable(broker, queue, one, rows):
+                send(broker, facts, queue, one, [row], [content])
             continue
-        if message.why == CROSSED:
-            for row in rows:  # the other host's consumers may have had it
-                row.deliveries = max(row.deliveries, 0 if row.lane else 1)
         _take_back(broker, queue, one, rows, message.why)
         _count_answered(queue, one, len(rows))
         if fails:

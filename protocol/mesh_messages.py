@@ -1,12 +1,11 @@
 """Messages between brokers of a home: the envelope, the messages of `mesh/` and those of bridges.
 
 Each ordered pair of brokers has one channel. A message is an output of one broker's step and an
-input of the other's; the sender numbers the records from 1. A replayed step writes the same bytes
-under the same numbers, so the receiver drops repeated records by their number. So each message is
-received exactly once and in order (`mesh/channel.py`).
+input of the other's, each exactly once and in order (`mesh/channel.py`).
 
 A record is a msgpack array: the sender's number and name, the home's epoch, the number, the kind,
-the body. The body is the array of the fields of a `MeshMessage`, whose types have the bounds.
+the body, and the number up to which the sender confirms the other's records. The body is the array
+of the fields of a `MeshMessage`, whose types have the bounds.
 Senders split lists of messages (`slices`), so that a record never exceeds what Kafka accepts.
 
 A message is sent as a whole row of its queue. A bridge's near end sends messages lane by lane; a
@@ -29,33 +28,49 @@ PART_BYTES = 500_000  # messages in one record; a single message may be larger
 PART_ROWS = 10_000
 
 BrokerNumber = Annotated[int, msgspec.Meta(ge=0, lt=BROKERS_MAX)]
+RecordNumber = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+NO_ROWS = msgspec.msgpack.encode([])
 
 
-class MeshMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class MeshMessage(msgspec.Struct, frozen=True, array_like=True):
     """Base of all messages between brokers. kind: its name on the wire."""
 
     kind: ClassVar[str] = ""
 
+    def without_messages(self) -> MeshMessage:
+        """What a sender keeps of it until it is confirmed. The queue has its messages."""
+        return self
+
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A record of the channel. sender, name: the sending broker's; epoch: of its home; number: of
-    the record in this channel."""
+    the record in this channel, in a `Sync` of the last one; confirms: the number of the last record
+    that the sender has received."""
 
     sender: BrokerNumber
     name: Name
     epoch: Count
-    number: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    number: RecordNumber
     kind: Name
     body: msgspec.Raw
+    confirms: RecordNumber = 0
 
 
 _pack = msgspec.msgpack.encode
 _decoder = msgspec.msgpack.Decoder(Envelope)
 
 
-def encode(sender: int, name: str, epoch: int, number: int, body: MeshMessage) -> bytes:
+def encode(
+    sender: int, name: str, epoch: int, number: int, body: MeshMessage, confirms: int = 0
+) -> bytes:
     """A record's value."""
-    return _pack(Envelope(sender, name, epoch, number, body.kind, msgspec.Raw(_pack(body))))
+    raw = msgspec.Raw(_pack(body))
+    return _pack(Envelope(sender, name, epoch, number, body.kind, raw, confirms))
+
+
+def encode_body(message: MeshMessage) -> bytes:
+    """A record's message; see `decode_body`."""
+    return _pack(message)
 
 
 def decode(value: bytes | None) -> Envelope:
@@ -66,15 +81,15 @@ def decode(value: bytes | None) -> Envelope:
         raise ValueError(f"not a message of a broker: {e}") from e
 
 
-def decode_body(envelope: Envelope) -> MeshMessage:
+def decode_body(kind: str, body: bytes) -> MeshMessage:
     """Decode a record's message. Raises ValueError with a sentence for anything else."""
-    decoder = _decoders.get(envelope.kind)
+    decoder = _decoders.get(kind)
     if decoder is None:
-        raise ValueError(f"kind: {envelope.kind!r} – allowed are {', '.join(sorted(WORDS))}")
+        raise ValueError(f"kind: {kind!r} – allowed are {', '.join(sorted(WORDS))}")
     try:
-        return decoder.decode(envelope.body)
+        return decoder.decode(body)
     except CANNOT_DECODE as e:
-        raise ValueError(f"not {envelope.kind!r}: {e}") from e
+        raise ValueError(f"not {kind!r}: {e}") from e
 
 
 def slices(
@@ -100,8 +115,7 @@ Rows = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 class BridgeSend(MeshMessage, frozen=True):
     """Messages of a bridge. lanes: the number of messages in each lane; the columns behind it have
     a row per message, lane after lane. to: index in `destinations`; ttl_ends, due: epoch ms, 0 for
-    none; vpn: the far end's; came_from: the near end's VPN, if it is another one;
-    oldest: the first number without an answer when it was sent."""
+    none; vpn: the far end's; came_from: the near end's VPN, if it is another one."""
 
     kind: ClassVar[str] = "bridge_send"
     link: Count
@@ -120,7 +134,13 @@ class BridgeSend(MeshMessage, frozen=True):
     dmq: list[bool]
     due: list[Count]
     came_from: Name = ""
-    oldest: Count = 0
+
+    def without_messages(self) -> BridgeSend:
+        """See `MeshMessage`."""
+        return BridgeSend(
+            self.link, self.bridge, self.vpn, self.number, [], [], [], [], [], [], [], [], [], [],
+            [], self.came_from,
+        )  # fmt: skip
 
 
 class BridgeReceipt(MeshMessage, frozen=True):
@@ -142,8 +162,7 @@ class HandOver(MeshMessage, frozen=True):
     """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
     granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
     stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
-    edition that created the queue, which distinguishes it from earlier queues of its name; follows:
-    the number of the attempt's record before this one."""
+    edition that created the queue, which distinguishes it from earlier queues of its name."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -155,14 +174,17 @@ class HandOver(MeshMessage, frozen=True):
     rows: bytes
     contents: Contents
     born: Count = 0
-    follows: Count = 0
+
+    def without_messages(self) -> HandOver:
+        """See `MeshMessage`."""
+        return msgspec.structs.replace(self, rows=NO_ROWS, contents=[])
 
 
 class Answer(MeshMessage, frozen=True):
     """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
     their queue's rules. why: the queue refuses the others; empty if it refuses none. For messages
     of a stand-in the others are all of the attempt that are not stored; granted ones are named in
-    `refused`, and attempt is the number of their record (0: of any)."""
+    `refused`."""
 
     kind: ClassVar[str] = "answer"
 
@@ -210,8 +232,7 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class Entries(MeshMessage, frozen=True):
     """Changes of the directory, from its keeper to all others. edition: grows with each change;
     brokers, groups: the home's, since a definition may name them; topic: a changed topic
-    subscription; after: set in a part of the whole directory, which is complete behind this queue,
-    up to the part's last one or to the end (is_last): queues that it lacks there are gone."""
+    subscription."""
 
     kind: ClassVar[str] = "entries"
 
@@ -220,23 +241,17 @@ class Entries(MeshMessage, frozen=True):
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name]
     topic: SaidTopic | None = None
-    after: tuple[Name, Name] | None = None
-    is_last: bool = False
 
 
 class Heard(MeshMessage, frozen=True):
-    """The sender knows the directory up to this edition. refused: the editions of the definitions
-    that it refuses, and why; in records of earlier versions only why, empty if it refuses none;
-    waited: the messages of a bridge that it deleted; missed: the number of the last record that was
-    lost on the way to the sender; again: a repetition of everything unconfirmed follows."""
+    """The sender knows the directory up to this edition. refused: the editions of the changes that
+    it refuses, and why; waited: the messages of a bridge that it deleted."""
 
     kind: ClassVar[str] = "heard"
 
     edition: Count
-    refused: list[tuple[Count, str]] | str = []
+    refused: list[tuple[Count, str]] = []
     waited: Count = 0
-    missed: Count = 0
-    again: bool = False
 
 
 class Forward(MeshMessage, frozen=True):
@@ -276,6 +291,10 @@ class Carry(MeshMessage, frozen=True):
     contents: Contents
     whole: bytes = b""
 
+    def without_messages(self) -> Carry:
+        """See `MeshMessage`."""
+        return msgspec.structs.replace(self, rows=NO_ROWS, contents=[])
+
 
 class HasMoved(MeshMessage, frozen=True):
     """To the keeper: a queue is at the sender now. error: why it did not move."""
@@ -286,6 +305,17 @@ class HasMoved(MeshMessage, frozen=True):
     queue: Name
     move: Count
     error: str = ""
+
+
+class Sync(MeshMessage, frozen=True):
+    """About the channel itself; it has no number of its own. again: the sender lacks records;
+    answer: it wants to know what has been received; first: the first record that it can repeat."""
+
+    kind: ClassVar[str] = "sync"
+
+    again: bool = False
+    answer: bool = False
+    first: RecordNumber = 0
 
 
 WORDS = {word.kind: word for word in MeshMessage.__subclasses__()}

@@ -155,7 +155,7 @@ class Alert:
 @dataclass(slots=True)
 class MeshRecord:
     """A message to another broker (`mesh`), for ``<to>.mesh``. sender, name: the sending broker's;
-    number: of this record between the two, from 1."""
+    number: of this record between the two, from 1; confirms: as in `Envelope`."""
 
     to: str
     sender: int
@@ -163,6 +163,7 @@ class MeshRecord:
     epoch: int
     number: int
     body: MeshMessage
+    confirms: int = 0
 
 
 @dataclass(slots=True)

@@ -359,7 +359,7 @@ def _rejected(r: RejectedRecord) -> WireRecord:
 
 def _mesh(m: MeshRecord) -> WireRecord:
     """One record: senders split messages (`slices`) before they get a number."""
-    value = mesh_messages.encode(m.sender, m.name, m.epoch, m.number, m.body)
+    value = mesh_messages.encode(m.sender, m.name, m.epoch, m.number, m.body, m.confirms)
     return WireRecord(topics.topic(m.to, topics.MESH), 0, m.name.encode(), value)
 
 

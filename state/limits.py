@@ -41,9 +41,10 @@ class Limits:
     bridge_rows: int = 10_000  # messages sent and not yet answered
     bridge_bytes: int = 8_000_000  # and their bytes; a single message may overdraw them
     bridge_holds: int = 1_000  # held lanes that are remembered by name
-    # Changes of the directory that a broker that is away has not confirmed yet (Q9).
+    # Not confirmed yet by a broker that is away: changes of the directory (Q9), and records to it.
     unconfirmed_changes: int = 100_000
     unconfirmed_bytes: int = 32_000_000
+    unconfirmed_records: int = 10_000  # then nothing is added that can wait or be refused
     # Waiting commands, subscriptions, acks and receipts.
     pending_commands: int = 10_000  # of one queue
     subscriptions: int = 10_000  # of one queue, and of one session

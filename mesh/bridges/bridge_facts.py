@@ -53,8 +53,7 @@ class Link(msgspec.Struct):
     another one; flights: records in transit, by number; held: the first `Limits.bridge_holds` held
     lanes; waiting: the number of messages of each lane; sent, taken, refused: messages since the
     bridge was made; way, why, way_since: the state of the connection to another home, as the engine
-    says; wanted: a budget ended sending; crossing: the next step hands over to another VPN of this
-    broker.
+    says; wanted: a budget ended sending; crossing: of an earlier version, the same.
     """
 
     vpn: str
@@ -169,7 +168,8 @@ class BridgeFacts:
             page = broker.store.get(_page_of(number))
             assert page is not None, f"the page of link {number} is missing"
             facts._written[_page_of(number)] = page
-            facts.links[number] = _link.decode(page)
+            link = facts.links[number] = _link.decode(page)
+            link.wanted, link.crossing = link.wanted or link.crossing, False
         return facts
 
     def mark(self, broker: Broker) -> None:

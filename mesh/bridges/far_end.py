@@ -68,30 +68,22 @@ def close_arrival(broker: Broker, vpn: str, arrival: Arrival) -> None:
     broker.event("bridge_deleted", vpn, bridge=arrival.name, messages=0)
 
 
-def bring_across(
-    broker: Broker, facts: BridgeFacts, sent: BridgeSend, sender: int | None = None
-) -> BridgeReceipt:
+def bring_across(broker: Broker, facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
     """Store messages from another VPN of this home, if a bridge allows it; returns the receipt.
     After ValueError, `across_failed` makes the receipt."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
     if arrival is None or not arrival.is_open or not _is_from(arrival.origin, sent.came_from):
         return all_refused(sent, Reason.PERMISSION_DENIED)
-    if sender is None:  # the same broker: no answer can be lost
-        return _take(broker, arrival, sent)
-    earlier = _answered(arrival, f"broker {sender}", sent, sent.oldest)
-    if earlier is not None:
-        return earlier
-    return _keep(arrival, f"broker {sender}", _take(broker, arrival, sent))
+    return _take(broker, arrival, sent)
 
 
-def across_failed(facts: BridgeFacts, sent: BridgeSend, sender: int) -> BridgeReceipt:
+def across_failed(facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
     """The receipt after a failure, which holds all lanes. A message that fails alone is remembered,
     and not tried again."""
     arrival = facts.arrival(sent.vpn, sent.bridge)
-    if arrival is None:
-        return all_refused(sent)
-    _remember(arrival, sent)
-    return _keep(arrival, f"broker {sender}", all_refused(sent))
+    if arrival is not None:
+        _remember(arrival, sent)
+    return all_refused(sent)
 
 
 def _answered(arrival: Arrival, sender: str, sent: BridgeSend, oldest: int) -> BridgeReceipt | None:

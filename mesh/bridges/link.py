@@ -10,11 +10,10 @@ link (H2).
 At most one record of a lane is in transit, with as many messages as there are. A lane that waited
 for a receipt after each message would be slow.
 
-If the bridge leads to another VPN of the same broker, the next step hands the messages over and has
-the receipt at once (`cross`). To another broker of the home, they go over the channel between the
-two, which delivers once. To another home, the engine copies them, at least once, so they carry the
-link's own numbers (`protocol.home_bridges`). Nothing is sent before the engine has said that the
-connection is open.
+To another VPN of the home, messages go over the channel between the two brokers, which delivers
+once; if both VPNs are on one broker, it reads its own record in its next step. To another home, the
+engine copies them, at least once, so they carry the link's own numbers (`protocol.home_bridges`).
+Nothing is sent before the engine has said that the connection is open.
 
 A window in rows and bytes bounds the messages in transit (`Limits.bridge_rows`, `bridge_bytes`).
 """
@@ -31,7 +30,6 @@ from ...state.limits import Budget
 from ...state.phases.delivery import lose
 from ...state.phases.selection import Search
 from ...state.queue.broker import Broker
-from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.change import apply
 from ...state.queue.queue import Queue
 from ...state.queue.table import Event
@@ -60,36 +58,12 @@ def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
     budget = Budget(limits.delivery_rows, limits.delivery_bytes)
     for number, link in facts.links.items():
         if link.wanted or number in broker.touched:
-            forward(broker, link, budget, say, crosses=False)
+            forward(broker, link, budget, say)
     broker.at = None
 
 
-def cross(
-    broker: Broker, facts: BridgeFacts, here: Callable[[BridgeSend, RecordPosition], BridgeReceipt]
-) -> None:  # fmt: skip
-    """Hand over messages of bridges to other VPNs of this broker. here: stores them; a step that
-    fails in it skips that position when it is repeated."""
-    limits = broker.limits
-    budget = Budget(limits.delivery_rows, limits.delivery_bytes)
-    for link in facts.links.values():
-        if not link.crossing:
-            continue
-        link.crossing = False
-
-        def told(link: Link, sent: BridgeSend) -> None:
-            position = f"#{link.queue}", 0, sent.number  # their origin in the journal
-            broker.at = position
-            answer = here(sent, position)
-            broker.at = broker.queue(link.queue)
-            receipt(broker, link, answer)
-
-        forward(broker, link, budget, told, crosses=True)
-    broker.at = None
-
-
-def forward(broker: Broker, link: Link, budget: Budget, say: Say, crosses: bool) -> None:
-    """Send what can be sent. crosses: to another VPN of this broker; otherwise such messages wait
-    for the next step."""
+def forward(broker: Broker, link: Link, budget: Budget, say: Say) -> None:
+    """Send what can be sent."""
     queue = broker.queue(link.queue)
     if queue is None or queue.header.deleted or queue.header.faulted:
         return
@@ -99,9 +73,6 @@ def forward(broker: Broker, link: Link, budget: Budget, say: Say, crosses: bool)
     if not queue.header.egress or not _has_next(queue):
         return
     if link.to == ELSEWHERE and not link.opened:
-        return
-    if link.to == broker.header.number and not crosses:
-        link.crossing = broker.more_to_do = True
         return
     sent: list[BridgeSend] = []
     limits = broker.limits
@@ -191,21 +162,30 @@ def _bridge_send(
         ttl_ends=[0 if row.ttl_ends == NEVER else row.ttl_ends for row in rows],
         priorities=[row.priority for row in rows], dmq=[row.dmq for row in rows],
         due=[due for _, due in about], came_from=link.vpn if link.far_vpn else "",
-        oldest=min(link.flights),
     )  # fmt: skip
 
 
-def send_again(broker: Broker, link: Link, say: Say) -> None:
-    """Repeat all records in transit under their numbers: they may be lost, or their answers. The
-    far end skips records that it had, and repeats its answers."""
-    queue = broker.queue(link.queue)
-    for number, flight in link.flights.items() if queue is not None else ():
-        assert queue is not None
-        lanes = [(lane, _moving(queue, ids)) for lane, ids in flight.lanes]
-        rows = [row for _, part in lanes for row in part]
-        contents = broker.spool.contents(rows)
-        if len(rows) == flight.rows and None not in contents:
-            say(link, _bridge_send(link, number, lanes, rows, contents))
+def with_messages(broker: Broker, link: Link, sent: BridgeSend, budget: Budget) -> BridgeSend:
+    """A record that is repeated, with those of its messages that are still in transit."""
+    queue, flight = broker.queue(link.queue), link.flights.get(sent.number)
+    if queue is None or flight is None:
+        return sent
+    lanes: Lanes = []
+    contents: list[Content | None] = []
+    for lane, ids in flight.lanes:
+        part = _moving(queue, ids)
+        own = broker.spool.contents(part)
+        lost = [row for row, content in zip(part, own, strict=True) if content is None]
+        apply(
+            broker, queue, lost, Event.REFUSE, subscription=SUBSCRIPTION, reason="payload missing"
+        )
+        if len(lost) < len(part):
+            lanes.append((lane, [row for row in part if row.state == MOVING]))
+            contents += [content for content in own if content is not None]
+    flight.lanes = [(lane, [row.id for row in part]) for lane, part in lanes]
+    rows = [row for _, part in lanes for row in part]
+    budget.take(len(rows), flight.size)
+    return _bridge_send(link, sent.number, lanes, rows, contents)
 
 
 def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:

@@ -17,7 +17,6 @@ from ..storage.spool import Content
 EDITED = "edited"  # the edits
 TRANSIT = "way"  # facts for the broker that gets the message
 AGAIN = "again"  # in TRANSIT: the queues in which it died after it was sent to that broker
-REPEATED = "repeated"  # in TRANSIT: another broker may have stored it, and its answer was lost (R3)
 FIRST = "first"  # in a message that died twice: the data of its first death
 CHARACTERS_MAX = 1_000  # of all edited names and values of one message
 

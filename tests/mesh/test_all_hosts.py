@@ -89,19 +89,6 @@ def test_Q9_changes_wait_for_a_broker_that_is_away_up_to_a_limit(limits: Limits)
     mesh.check_directories()
 
 
-def test_Q9_a_limit_that_is_reached_while_the_last_confirmation_is_lost_does_not_stay(
-    network: Network,
-) -> None:
-    mesh = Mesh(local("near", "a"), limits=Limits(unconfirmed_changes=1))
-    network.lose("heard", "b", "a")
-    first = mesh.change("near", max_deliveries=3)
-    assert not first
-    assert "confirms" in mesh.change("near", max_deliveries=4)[0]["error"]
-    assert not first[0]["error"]
-    assert not mesh.change("near", max_deliveries=5)[0]["error"]
-    mesh.check_directories()
-
-
 def test_H4_rooms_for_a_queue_that_is_not_known_yet_are_kept_once(network: Network) -> None:
     mesh = Mesh(local("near", "a"))
     network.lose("entries", "a", "c", times=1_000)
@@ -146,8 +133,7 @@ def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_less_and_less(network
     assert 20 <= len(asked) < 25
     assert {*asked} == {"b"}
     network.heal()
-    mesh.admin.define(local("later", "c"))
-    mesh.advance("1s")
+    mesh.advance("11s")
     assert mesh.whole("queue")["depth"] == 1
 
 

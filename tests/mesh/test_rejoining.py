@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from lakequeue.lake.past_replica import move_ahead, next_counter
-from lakequeue.mesh.channel import RejoiningBroker, agree, is_lost, next_word, skip_lost_steps
-from lakequeue.mesh.facts import Peer, peers_of, put_peers
+from lakequeue.mesh.channel import RejoiningBroker, agree, skip_lost_steps
+from lakequeue.mesh.facts import Peer, Sent, peers_of, put_peers
 from lakequeue.protocol.outputs import Output
 from lakequeue.state import Batch, DictStore
 from rules.mesh import BROKERS, Mesh, local, numbers, shared
@@ -128,12 +128,17 @@ def test_R3_brokers_that_are_made_again_go_on_together(seed: int, elsewhere: boo
     engine.check()
 
 
+def sent(*numbers: int) -> list[Sent]:
+    return [Sent(number, "note", b"") for number in numbers]
+
+
 def speaker_at(name: str, step: int) -> RejoiningBroker | None:
     """a says one thing a step; b hears, of each pair of them, both in its second step."""
     if not 1 <= step <= 100:
         return None
     if name == "a":
-        return RejoiningBroker("a", 0, {1: Peer("b", said=step)})
+        unconfirmed = sent(*range(1, step + 1))
+        return RejoiningBroker("a", 0, {1: Peer("b", said=step, unconfirmed=unconfirmed)})
     return RejoiningBroker("b", 1, {0: Peer("a", heard=step // 2 * 2)})
 
 
@@ -145,13 +150,24 @@ def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
         agree({"a": 50, "b": 100}, lambda name, n: speaker_at(name, n) if n in (50, 100) else None)
 
 
-def test_R3_words_of_lost_steps_are_passed_over() -> None:
-    a = RejoiningBroker("a", 0, {1: Peer("b", said=30)})
+def test_R3_nobody_has_forgotten_what_a_lost_step_confirmed() -> None:
+    """b confirms what it hears, and a forgets that: then it could not say it again."""
+
+    def confirmed(name: str, step: int) -> RejoiningBroker | None:
+        if name == "b":
+            return speaker_at("b", step)
+        left = sent(*range(max(step - 10, 0) + 1, step + 1))
+        return RejoiningBroker("a", 0, {1: Peer("b", said=step, unconfirmed=left)})
+
+    assert agree({"a": 100, "b": 50}, confirmed) == {"a": 60, "b": 50}
+    assert agree({"a": 55, "b": 50}, confirmed) == {"a": 55, "b": 50}
+
+
+def test_R3_what_is_unconfirmed_gets_numbers_behind_those_of_lost_steps() -> None:
+    a = RejoiningBroker("a", 0, {1: Peer("b", said=30, unconfirmed=sent(27, 28, 29, 30))})
     b = RejoiningBroker("b", 1, {0: Peer("a", heard=28)})
     skip_lost_steps([a, b])
-    peer = b.peers[0]
-    assert [n for n in range(26, 40) if is_lost(peer, n)] == list(range(31, 40))
-    assert next_word(peer) == 29
-    peer.heard = 30
-    assert next_word(peer) == a.peers[1].said + 1
-    assert not is_lost(peer, a.peers[1].said + 1)
+    said, heard = a.peers[1], b.peers[0].heard
+    assert [one.number for one in said.unconfirmed] == [heard + 1, heard + 2]
+    assert (said.said, said.repeat_from) == (heard + 2, 1)
+    assert heard > 10**9

@@ -181,7 +181,7 @@ class Mesh:
     def check_nothing_moves(self) -> None:
         for broker in self.brokers:
             facts = self.facts(broker)
-            known = facts.moves, facts.coming, facts.leaving, facts.arriving, facts.went
+            known = facts.moves, facts.coming, facts.leaving, facts.arriving, facts.gone
             assert not any(known), f"{broker}: {known}"
 
 
@@ -211,7 +211,7 @@ class Network:
 
     def _tell(self, broker: Any, record: WireRecord) -> None:
         envelope = mesh_messages.decode(record.value)
-        body = mesh_messages.decode_body(envelope)
+        body = mesh_messages.decode_body(envelope.kind, envelope.body)
         self.said.append(Word(envelope.name, broker.home.name, envelope.kind, body))
         fault = self.fault(self.said[-1])
         if isinstance(fault, mesh_messages.MeshMessage):

@@ -18,9 +18,11 @@ from lakequeue.mesh.facts import Peer
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import ConfigError, mesh_messages, topics
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.mesh_messages import Sync
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import MeshRecord, RejectedRecord
 from lakequeue.state import Broker, DictStore, Home, Limits
+from lakequeue.state.storage.row import NEVER
 
 from .steps import NOW
 
@@ -49,10 +51,8 @@ class One:
         self.facts.peers = {1: Peer("b")}
         self.heard: list[int] = []
         self.failed: list[int] = []
-        self.missed: list[tuple[int, int]] = []
         mesh.handlers["note"] = self.note
         mesh.failures["note"] = lambda sender, said: self.failed.append(said.value)
-        monkeypatch.setattr(mesh, "_missed", lambda *missed: self.missed.append(missed))
 
     def note(self, sender: int, said: Note) -> None:
         if said.value < 0:
@@ -65,7 +65,13 @@ class One:
         records = Records(*at, empty, list(values), empty, empty)
         before = len(self.broker.outputs)
         self.broker.mesh.hear(records, {})
+        self.broker.mesh.speak()
         return list(self.broker.outputs[before:])
+
+    def said(self, *values: bytes) -> list[tuple[int, Any]]:
+        """What it says of the channel itself when it hears these."""
+        outputs = [o for o in self.hear(*values) if isinstance(o, MeshRecord)]
+        return [(o.confirms, o.body) for o in outputs if isinstance(o.body, Sync)]
 
     def events(self) -> list[str]:
         return [event[0] for event in self.broker.recent]
@@ -84,12 +90,53 @@ def test_what_was_heard_before_is_dropped(a: One) -> None:
     assert a.facts.peers[1].heard == 3
 
 
-def test_a_gap_is_told_and_the_channel_goes_on(a: One) -> None:
+AGAIN = Sync(again=True, first=1)
+
+
+def test_what_is_missing_is_asked_for_and_what_is_behind_it_waits(a: One) -> None:
     a.hear(record(1, Note(7)))
-    a.hear(record(4, Note(8)), record(5, Note(9)))
+    assert a.said(record(4, Note(10)), record(5, Note(11))) == [(1, AGAIN)]
+    assert a.said(record(6, Note(12)), record(2, Note(8))) == []
+    a.broker.now += channel.SYNC_MS
+    assert a.said(record(3, Note(9))) == [(3, AGAIN)]
     assert a.heard == [7, 8, 9]
+    a.hear(*(record(n, Note(n + 6)) for n in range(2, 7)))
+    assert a.heard == list(range(7, 13))
     assert a.events().count("mesh_gap") == 1
-    assert a.missed == [(1, 3)]
+    assert a.facts.peers[1].ask_at == NEVER
+
+
+def test_what_was_heard_is_confirmed_within_a_second_or_with_the_next_record(a: One) -> None:
+    assert a.said(record(1, Note(7))) == []
+    assert channel.deadline(a.broker, a.facts) == NOW + channel.CONFIRM_MS
+    channel.say(a.broker, a.facts, 1, Note(1))
+    assert a.broker.outputs[-1].confirms == 1
+    a.broker.now += channel.CONFIRM_MS
+    assert a.said(record(2, Note(8))) == []
+    a.broker.now += channel.CONFIRM_MS
+    assert a.said() == [(2, Sync(first=1))]
+    assert a.said(*(record(n, Note(n)) for n in range(3, 103))) == [(102, Sync(first=1))]
+
+
+def test_what_is_confirmed_is_forgotten_and_the_rest_is_repeated_when_asked_for(a: One) -> None:
+    for n in range(5):
+        channel.say(a.broker, a.facts, 1, Note(n))
+    again = Sync(again=True, first=1)
+    outputs = a.hear(mesh_messages.encode(1, "b", 5, 0, again, 2))
+    assert [(o.number, o.body) for o in outputs] == [
+        (2, Sync(first=3)), (3, Note(2)), (4, Note(3)), (5, Note(4)),
+    ]  # fmt: skip
+    a.hear(mesh_messages.encode(1, "b", 5, 0, Sync(first=1), 5))
+    assert a.facts.peers[1].unconfirmed == []
+    assert channel.deadline(a.broker, a.facts) == NEVER
+
+
+def test_what_nobody_confirms_is_asked_about(a: One) -> None:
+    channel.say(a.broker, a.facts, 1, Note(0))
+    a.broker.now += channel.SYNC_MS
+    assert a.said() == [(0, Sync(answer=True, first=1))]
+    answer = a.said(mesh_messages.encode(1, "b", 5, 0, Sync(answer=True, first=1)))
+    assert answer == [(0, Sync(first=1))]
 
 
 def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
@@ -105,7 +152,7 @@ def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
     [
         (b"", "not a message of a broker"),
         (b"\xc1\xff", "not a message of a broker"),
-        (msgspec.msgpack.encode([1, "b", 5, 0, "note", []]), "not a message of a broker"),
+        (msgspec.msgpack.encode([1, "b", 5, -1, "note", []]), "not a message of a broker"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "note", []]), "not 'note'"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "note", ["x"]]), "not 'note'"),
         (msgspec.msgpack.encode([1, "b", 5, 1, "nod", []]), r"kind: 'nod' – allowed are answer"),
@@ -117,8 +164,8 @@ def test_what_is_wrong_is_refused_and_the_channel_goes_on(a: One, value: bytes, 
     assert (rejected.topic, rejected.value) == ("a.mesh", value)
     assert re.search(why, rejected.error)
     assert a.failed == ([-1] if "negative" in why else [])
-    a.hear(record(2, Note(7)))
-    assert a.heard == [7]
+    a.hear(record(1, Note(6)), record(2, Note(7)))
+    assert a.heard == ([7] if a.failed else [6, 7])
     assert "mesh_refused" in a.events()
 
 

@@ -207,8 +207,6 @@ class Lives:
         self.events: Counter[str] = Counter()
         self.births: Counter[tuple[str, int]] = Counter()
         self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
-        # Born with the word that it may have been here. It has, but maybe in an earlier life.
-        self.again: Counter[tuple[str, int]] = Counter()
         self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
         self.cancels: Counter[tuple[str, int]] = Counter()
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
@@ -254,7 +252,6 @@ class Lives:
             must(alive[broker, queue, number] == 1, f"{broker}, {step}: {queue} has {number} twice")
             if segment.reason.startswith(("redriven", "moved")):
                 self.back[key] += 1
-            self.again[key] += segment.reason.endswith(", again")
             self.births[key] += 1
         elif event == "canceled":
             self.cancels[key] += 1
@@ -274,13 +271,6 @@ class Lives:
             else:
                 self.endings[key].append(event)
                 self._may(of, number, event, segment.subscription)
-
-    def _may_repeat(self, queue: str, number: int) -> bool:
-        """Whether a queue may store a message again: Kafka has lost words of brokers, and it was
-        granted, is dead, or was redriven."""
-        a = self.accounts
-        comes_back = queue in a.shared or queue == a.dead or bool(self.back[queue, number])
-        return comes_back and "lost words" in a.happened
 
     def _lane(self, broker: str, event: str, number: int) -> None:
         """Messages with one key are leased one at a time (O4)."""
@@ -321,8 +311,6 @@ class Lives:
             if queue in a.gone:
                 continue
             must(ended == born, f"{queue}: {number} came {born} times and left {ended} times")
-            again = self.again[queue, number]
-            must(not again or self._may_repeat(queue, number), f"{queue} has {number} again")
         for key, one in a.sent.items():
             found = {self.ids.get((*at, one.item)) for at in one.copies} - {None}
             must(len(found) < 2, f"{key} is stored as {found}")
@@ -342,7 +330,7 @@ class Lives:
             for queue in a.expected(one):
                 place = queue, number
                 born = self.births[place] - self.back[place]
-                once = born - self.again[place] <= 1 <= born
+                once = born == 1
                 if self.back[place]:  # a far queue that has it already takes no second one
                     once = self.births[place] >= 1
                 fine = once or (not self.births[place] and place in self.discarded)

@@ -70,41 +70,28 @@ class FaultyHome(Traffic):
 
     def do_lose(self, rng: random.Random) -> None:
         """Kafka loses what one broker said to another, before it is heard, or what it says next; or
-        nobody can read it.
-        Only the next number tells (`mesh.channel`), so it is a word behind which that broker has
-        said more; or one to the first broker or from it: in the end it tells all others of a
-        definition, and they answer."""
+        nobody can read it."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
-        log, kinds = (
-            self.kafka.partitions.get(place, []),
-            rng.choice((OF_MESSAGES, OF_MOVES, OF_DIRECTORY)),
-        )
+        log = self.kafka.partitions.get(place, [])
+        kinds = rng.choice((OF_MESSAGES, OF_MOVES, OF_DIRECTORY))
         instead = rng.choice((nothing, nothing, unreadable))
-        for at in range(self._taken(site, place), len(log)):
-            record = log[at]
-            if record is None or kind_of_word(record) not in kinds:
-                continue
-            later = {sender_of(later) for later in log[at + 1 :] if later}
-            if sender_of(record) in later or self._is_told_later(site, record):
-                self.accounts.happened.add("lost words")
-                log[at] = instead(record)
-            return
 
         def is_lost(record: Record) -> bool:
-            if kind_of_word(record) not in kinds or not self._is_told_later(site, record):
+            if kind_of_word(record) not in kinds:
                 return False
             self.accounts.happened.add("lost words")
             return True
 
         self.kafka.loses[place] = is_lost, instead
+        for at in range(self._taken(site, place), len(log)):
+            record = log[at]
+            if record is not None and is_lost(record):
+                log[at] = instead(record)
+                del self.kafka.loses[place]
+                return
         if kinds is OF_DIRECTORY:
             self.do_other(rng)
-
-    def _is_told_later(self, to: Site, record: Record) -> bool:
-        """Whether a word to this broker is from the first one, or to it."""
-        sender = sender_of(record)
-        return sender != to.number and self._keeper() in (sender, to.number)
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
         """Up to where somebody who runs a broker, or ran it, has read."""
@@ -211,9 +198,9 @@ class FaultyHome(Traffic):
             self._mend_queues()
             for queue in sorted({*self.others} - {one.queue for one in self.consumers}):
                 self._consume(queue, rng, "auto")
-        if n < MENDED_IN and self.limited:
+        if n < MENDED_IN and n % 4 == 0 and self.limited:
             limited = sorted(self.limited)
-            self._define(self._keeper(), limited[n % len(limited)], NO_LIMITS)
+            self._define(self._keeper(), limited[n // 4 % len(limited)], NO_LIMITS)
         if self.has_tables:
             self.tell_tables(1)
         self.kafka.now += 500
@@ -238,10 +225,8 @@ class FaultyHome(Traffic):
         for site in self.sites.values():
             if site.worker is None or site.worker.is_over:
                 return f"broker {site.name} does not run"
-            if any(peer["skipped"] for peer in site.peers()):
-                return f"{site.name} has yet to ask for a record that it could not read"
-            if any(peer["is_behind"] for peer in site.peers()):
-                return f"{site.name} waits for what was lost to come again"
+            if any(peer.unconfirmed for peer in site.facts.peers.values()):
+                return f"{site.name} has said what nobody has confirmed"
             if site.worker.driver._journal.segments:
                 return f"{site.name} has a journal to say"
             for queue in site.worker.driver._replica.broker.queues.values():
@@ -292,11 +277,10 @@ def judge_rest(site: Site) -> None:
     must(not kept, f"{site.name} is empty, and keeps {kept}")
 
 
-OF_MOVING = ("moves", "coming", "leaving", "arriving", "went", "ended", "retries", "untold")
+OF_MOVING = ("moves", "coming", "leaving", "arriving", "gone", "retries", "untold")
 
-# What brokers say of messages in transit, of moving queues, and of the directory. If it is lost, it
-# is said again.
-OF_DIRECTORY = ("entries", "heard")
+# What brokers say of messages in transit, of moving queues, and of the directory.
+OF_DIRECTORY = ("entries", "heard", "forward", "sync")
 OF_MESSAGES = ("hand_over", "answer", "room", "bridge_send", "bridge_receipt")
 OF_MOVES = ("come", "carry", "answer", "has_moved")
 

@@ -54,6 +54,7 @@ SMALL = Limits(
     live_rows=4, segment_rows=2, block_bytes=60, file_bytes=300, store_slack_bytes=200,
     memory_bytes=300, blocks_cached=1, merge_rows=3, due_rows=3, delivery_rows=5, command_rows=4,
     bulk_rows=3, due_names=2, looks=5, again_rows=3, unconfirmed_changes=CHANGES_MAX,
+    unconfirmed_records=40,
 )  # fmt: skip
 OF_BROKER = topics.MESH, topics.INSTRUCTIONS, topics.BRIDGE_OUT
 LIMITS = (

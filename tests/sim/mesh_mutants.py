@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, handover, moves, rehome, stand_ins
+from lakequeue.mesh import channel, handover, mesh, moves, rehome, stand_ins
 from lakequeue.mesh.bridges import far_end
 from lakequeue.mesh.bridges.bridge_facts import Link
 from lakequeue.mesh.keeper import Keeper
@@ -13,20 +13,16 @@ from lakequeue.mesh.mesh import Mesh
 from lakequeue.mesh.queue_placement import QueuePlacement
 from lakequeue.state.queue import change
 from lakequeue.state.queue.broker import Broker
-from lakequeue.state.rules.edits import TRANSIT
 
 from .mutants import msgspec_replace, never_done, planted, with_value
 
 never_done("a_lane_that_was_refused_is_not_tried_again", stand_ins, "retry")
-never_done("a_moving_queue_is_not_asked_for_again", moves, "expect_again")
 never_done("a_move_does_not_go_on_when_it_is_confirmed", stand_ins, "resume")
-# The answer to it was lost.
-never_done("what_is_said_again_is_stored_again", handover, "_comes_once", False)
 never_done("changes_wait_without_bound", Keeper, "check_room")
-never_done("a_missing_word_is_not_noticed", Mesh, "_missed")
+never_done("a_missing_word_is_not_noticed", channel, "_miss")
+never_done("a_repetition_repeats_nothing", channel, "_repeat")
 never_done("what_comes_again_over_a_bridge_is_not_answered_again", far_end, "_answered")
 never_done("what_waits_for_a_queue_stays_where_it_was", rehome._Rehoming, "_redirect")
-with_value("what_is_said_again_of_a_moving_queue_is_stored_again", moves, "REPEATED", "")
 # Those of another broker may be lower.
 with_value(
     "a_bridge_that_is_made_again_has_the_numbers_of_its_broker_alone",
@@ -38,9 +34,41 @@ with_value(
 def a_word_is_heard_twice(original: Any, broker: Any, facts: Any, vpn: str, value: Any) -> Any:
     envelope = channel.mesh_messages.decode(value)
     peer = facts.peers.get(envelope.sender)
-    if peer is not None and envelope.number == peer.heard:
+    if peer is not None and envelope.number == peer.heard and envelope.kind != "sync":
         peer.heard -= 1
     return original(broker, facts, vpn, value)
+
+
+@planted(channel, "hear")
+def words_behind_a_lost_one_are_taken(
+    original: Any, broker: Any, facts: Any, vpn: str, value: Any
+) -> Any:
+    envelope = channel.mesh_messages.decode(value)
+    peer = facts.peers.get(envelope.sender)
+    if peer is not None and envelope.kind != "sync":
+        peer.heard = max(peer.heard, envelope.number - 1)
+    return original(broker, facts, vpn, value)
+
+
+@planted(channel, "_forget_confirmed")
+def one_more_is_forgotten_than_was_confirmed(
+    original: Any, broker: Any, peer: Any, number: int
+) -> None:
+    original(broker, peer, number + 1)
+
+
+@planted(stand_ins, "with_messages")
+def what_is_said_again_of_a_queue_lacks_its_last_message(
+    original: Any, broker: Any, to: int, message: Any, ids: Any, budget: Any
+) -> Any:
+    return original(broker, to, message, ids[:-1], budget)
+
+
+@planted(mesh, "with_messages")
+def what_a_bridge_says_again_has_no_messages(
+    original: Any, broker: Any, link: Any, sent: Any, budget: Any
+) -> Any:
+    return sent
 
 
 @planted(Mesh, "mark")
@@ -94,17 +122,6 @@ def a_queue_that_moves_forgets_what_nobody_has_confirmed(
     change.apply(broker, queue, rows, stand_ins.Event.TRANSFER)
 
 
-@planted(stand_ins, "_hand_over_again")
-def what_is_lost_of_a_moving_queue_is_not_said_again(
-    original: Any, broker: Any, facts: Any, queue: Any, *rest: Any
-) -> None:
-    if (
-        queue.header.stands_for
-        or moves.key_of(broker.vpn_of(queue), queue.definition.name) not in facts.leaving
-    ):
-        original(broker, facts, queue, *rest)
-
-
 @planted(stand_ins, "_not_granted")
 def what_fails_at_another_broker_takes_all_back(
     original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
@@ -113,7 +130,7 @@ def what_fails_at_another_broker_takes_all_back(
     for one in list(queue.header.subscriptions):
         if one.broker == sender:
             rows = list(queue.leases.get(one.number, {}).values())
-            stand_ins._take_back(broker, facts, queue, one, rows, said.why)
+            stand_ins._take_back(broker, queue, one, rows, said.why)
     queue.wanted = True
     broker.touch(queue)
 
@@ -125,23 +142,12 @@ def what_failed_at_another_broker_is_not_counted(original: Any, *said: Any) -> N
         original(*said)
 
 
-@planted(handover, "_comes_once")
-def what_is_delayed_is_stored_again(original: Any, queue: Any, row: Any, waiting: bool) -> bool:
-    transit = (row.extras or {}).get(TRANSIT, {})
-    return bool(original(queue, row, waiting)) and "until" not in transit
-
-
 @planted(handover, "count_come")
 def a_mark_leaves_out_used_room(original: Any, facts: Any, *rest: Any) -> None:
     """A loaded broker believes that another has more room than the live one did."""
     before = facts.credits_changed
     original(facts, *rest)
     facts.credits_changed = before
-
-
-@planted(Mesh, "_ask_for_skipped")
-def a_word_that_nobody_can_read_is_not_missed(original: Any, self: Mesh, sender: int) -> None:
-    self.facts.peers[sender].skipped = []
 
 
 @planted(far_end, "_accept_number")
@@ -161,12 +167,6 @@ def a_missing_number_of_a_bridge_is_passed_over(
     if home is not None:
         home.heard = max(home.heard, said.send.number - 1)
     return bool(original(broker, vpn, arrival, said))
-
-
-@planted(Mesh, "_missed")
-def words_behind_a_lost_one_are_taken(original: Any, self: Mesh, sender: int, number: int) -> None:
-    original(self, sender, number)
-    self.facts.peers[sender].is_behind = False
 
 
 @planted(rehome._Rehoming, "_know")

@@ -62,10 +62,8 @@ def poisoned() -> Iterator[None]:
             raise Poison("a queue")
         serve(broker, queue, *rest)
 
-    def taken_in(
-        broker: Broker, queue: Any, row: Any, content: Any, waiting: bool, again: bool = False
-    ) -> None:
-        take_in(broker, queue, row, content, waiting, again)
+    def taken_in(broker: Broker, queue: Any, row: Any, content: Any, waiting: bool) -> None:
+        take_in(broker, queue, row, content, waiting)
         if not waiting and row.priority == POISONED_GRANT:
             spoil(broker)
             raise Poison("a message that was granted")

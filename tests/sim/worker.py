@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 from crc32c import crc32c
-from lakequeue.mesh.facts import load_facts
+from lakequeue.mesh.facts import MeshFacts, load_facts
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import topics
 from lakequeue.protocol.steplog import Range
@@ -85,15 +85,17 @@ class Site:
         """What it knows of the home's queues, and the edition of the directory; 0 if it is
         alone."""
         assert self.worker is not None
-        facts = self.worker.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
+        facts = self.facts
         queues = [one for entries in facts.entries.values() for one in entries.items()]
         return {name: msgspec.json.encode(one) for name, one in queues} | {"": facts.edition}
 
-    def peers(self) -> list[dict[str, Any]]:
-        """What it knows of the other brokers."""
+    @property
+    def facts(self) -> MeshFacts:
+        """What it knows of the others."""
         assert self.worker is not None
-        facts = self.worker.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
-        return [msgspec.structs.asdict(peer) for peer in facts.peers.values()]
+        mesh = self.worker.driver._replica.broker.mesh
+        assert isinstance(mesh, Mesh)
+        return mesh.facts
 
     def places(self) -> list[PartitionId]:
         """The partitions that it reads."""
