@@ -335,8 +335,8 @@ class _Rehoming:
         at = of_clients(read, header.number) if own is None else own.offsets
         if broker is self._heir:
             at = of_clients(self._given[n].offsets for n in self._removed) | at
-        offsets = share(broker, at, self._had)
         broker.routes.clear()  # queues have moved without them
+        offsets = share(broker, at, self._had)
         watch(broker, broker.in_order())
         broker.end()
         journal = broker.journal.segments

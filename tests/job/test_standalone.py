@@ -47,6 +47,7 @@ from lakequeue.protocol.kafka_settings import FOLDER_VARIABLE, VARIABLE
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.streaming.bridges.home_copier import HomeCopier
+from lakequeue.streaming.jars import S3_XML, ensure_jars
 from s3_store import store
 
 pytestmark = pytest.mark.job
@@ -72,6 +73,7 @@ def network() -> Iterator[Network | str]:
 @pytest.fixture(scope="module")
 def home(network: Network | str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     there = isinstance(network, Network)
+    ensure_jars(wanted=S3_XML)  # the hosts reach no network to fetch them from
     with (
         pytest.MonkeyPatch.context() as patch,
         store(patch, network.bridge if there else "127.0.0.1") as bucket,

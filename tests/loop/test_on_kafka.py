@@ -348,7 +348,7 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
             tell(place, commands.RecordsLost("default.commands", 0, event="topic_made_anew"))
         finally:
             traffic.end()
-            engine.close()
+            engine.stop()
         assert traffic.stored <= {*traffic.taken}
         assert all(all(repeats[1:]) for repeats in traffic.taken.values())
     assert worker.poll() is None, "the same worker went on"

@@ -454,3 +454,28 @@ def test_M4_Q9_S10_a_quota_that_a_broker_refused_is_not_forced_on_it_at_rest() -
     sent.append(home.send("b", "q"))
     assert home.seen("b", "q")["depth"] == 3
     assert ids(home.drained("q", "a")) == sent
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_M5_the_new_host_of_a_queue_reads_its_topic_from_where_the_old_one_stopped(
+    removed: bool,
+) -> None:
+    """One queue there captures the same topic already, and has read more of it."""
+    home = Home(
+        local("fed", "a", underlying_topic="plain"), local("near", "b", underlying_topic="plain"),
+        local("other", "a", underlying_topic="more"),
+    )  # fmt: skip
+    home.send("b", "near")  # its topics are known by now
+    read: list[dict[tuple[str, int], int]] = [
+        {("plain", 0): 5, ("plain", 1): 7, ("more", 0): 3}, {("plain", 0): 9}
+    ]  # fmt: skip
+    resting = [
+        Resting(one.home.name, one.home.number, dict(one.store.pages), offsets)
+        for one, offsets in zip(home.engine.brokers, read, strict=True)
+    ]
+    moves = {("default", name): "b" for name in ("fed", "other")}
+    change = HomeChange({"b": 1}) if removed else HomeChange({"a": 0, "b": 1}, moves=moves)
+    found = rehome(resting, change, 5, b"", Limits())
+    (there,) = (one for one in found.brokers if one.name == "b")
+    captured = {place: at for place, at in there.offsets.items() if place[0] in ("plain", "more")}
+    assert captured == {("plain", 0): 5, ("plain", 1): 0, ("more", 0): 3}
