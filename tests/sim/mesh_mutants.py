@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, handover, mesh, moves, rehome, stand_ins
+from lakequeue.mesh import channel, handover, moves, rehome, stand_ins
 from lakequeue.mesh.bridges import far_end
 from lakequeue.mesh.bridges.bridge_facts import Link
 from lakequeue.mesh.keeper import Keeper
@@ -62,13 +62,6 @@ def what_is_said_again_of_a_queue_lacks_its_last_message(
     original: Any, broker: Any, to: int, message: Any, ids: Any, budget: Any
 ) -> Any:
     return original(broker, to, message, ids[:-1], budget)
-
-
-@planted(mesh, "with_messages")
-def what_a_bridge_says_again_has_no_messages(
-    original: Any, broker: Any, link: Any, sent: Any, budget: Any
-) -> Any:
-    return sent
 
 
 @planted(Mesh, "mark")
