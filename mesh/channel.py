@@ -9,7 +9,7 @@ asks what has arrived, so that the loss of its last record shows too. So nothing
 knows of lost records.
 
 A record is kept without its queue's messages: these are in transit until the other broker has
-answered, so the queue still has them (`repeating`).
+answered, so the queue still has them (`Mesh._repeat`).
 
 What a broker says to itself is not written: it reads it in its next step.
 
@@ -70,8 +70,12 @@ def _emit(broker: Broker, peer: Peer, number: int, message: MeshMessage) -> None
 
 
 def _emit_sync(broker: Broker, peer: Peer, again: bool = False, answer: bool = False) -> None:
-    first = peer.unconfirmed[0].number if peer.unconfirmed else peer.said + 1
-    _emit(broker, peer, peer.said, Sync(again, answer, first))
+    _emit(broker, peer, peer.said, Sync(again, answer, _first(peer)))
+
+
+def _first(peer: Peer) -> int:
+    """The number of the first record that can be repeated, or of the next one."""
+    return peer.said - len(peer.unconfirmed) + 1
 
 
 class HeardMessage(NamedTuple):
@@ -92,7 +96,7 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
         return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
-        peer = facts.peers[envelope.sender] = Peer(envelope.name, confirmed=facts.edition)
+        peer = facts.peers[envelope.sender] = Peer(envelope.name, edition=facts.edition)
     _forget_confirmed(broker, peer, envelope.confirms)
     if envelope.kind == Sync.kind:
         message = mesh_messages.decode_body(envelope.kind, envelope.body)
@@ -120,9 +124,9 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
 
 def _forget_confirmed(broker: Broker, peer: Peer, number: int) -> None:
     """Forget the records up to this number: the other broker has them."""
-    if not peer.unconfirmed or number < peer.unconfirmed[0].number:
+    if not peer.unconfirmed or number < _first(peer):
         return
-    del peer.unconfirmed[: number - peer.unconfirmed[0].number + 1]
+    del peer.unconfirmed[: number - _first(peer) + 1]
     peer.probe_at = broker.now + SYNC_MS if peer.unconfirmed else NEVER
 
 
@@ -182,7 +186,7 @@ def synchronize(broker: Broker, facts: MeshFacts) -> None:
 
 def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget) -> None:
     """Repeat unconfirmed records within the budget, and the others in the next steps."""
-    first = peer.unconfirmed[0].number if peer.unconfirmed else peer.said + 1
+    first = _first(peer)
     _emit(broker, peer, first - 1, Sync(first=first))  # for a broker that lacks even earlier ones
     for sent in peer.unconfirmed:
         if sent.number < peer.repeat_from:
@@ -255,10 +259,10 @@ def _speaker_at(speaker_at: SpeakerAt, name: str, step: int) -> RejoiningBroker:
 def _depends_on_lost(own: RejoiningBroker, speakers: dict[str, RejoiningBroker]) -> bool:
     for other in speakers.values():
         peer, there = own.peers.get(other.number), other.peers.get(own.number) or Peer(own.name)
-        if peer is not None and other.number != own.number:
-            confirmed = peer.said - len(peer.unconfirmed)
-            if peer.heard > there.said or confirmed > there.heard:
-                return True
+        if peer is None or other.number == own.number:
+            continue
+        if peer.heard > there.said or _first(peer) > there.heard + 1:
+            return True
     return False
 
 

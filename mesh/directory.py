@@ -42,7 +42,7 @@ def set_brokers(
     facts.brokers, facts.groups = dict(brokers), dict(groups)
     for name, number in brokers.items():
         if number != broker.header.number:
-            facts.peers.setdefault(number, Peer(name, confirmed=facts.edition))
+            facts.peers.setdefault(number, Peer(name, edition=facts.edition))
     forget_found(broker)
 
 

@@ -28,8 +28,8 @@ class Sent(msgspec.Struct, array_like=True):
 
 class Peer(msgspec.Struct):
     """Another broker, or this one itself (`channel`). said, heard: the numbers of the last records
-    to it and from it; confirmed: the edition of the directory that it knows; unconfirmed: records
-    to it, in order; told: what it knows of `heard`; seen: the number of the last record that came
+    to it and from it; edition: of the directory, as it knows it; unconfirmed: records to it, in
+    order; told: what it knows of `heard`; seen: the number of the last record that came
     from it, maybe behind missing ones; repeat_from: the first record to be repeated, 0 for none;
     is_full: as of the last step, so many are unconfirmed that it gets nothing that can wait. Times,
     ms: when to confirm, when to ask for missing records, when to ask what it has received."""
@@ -37,7 +37,7 @@ class Peer(msgspec.Struct):
     name: str
     said: int = 0
     heard: int = 0
-    confirmed: int = 0
+    edition: int = 0
     unconfirmed: list[Sent] = []
     told: int = 0
     seen: int = 0

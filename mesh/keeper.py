@@ -67,7 +67,7 @@ class Keeper:
         is_full = len(waiting) >= limits.unconfirmed_changes
         if waiting and (is_full or self._waiting_bytes >= limits.unconfirmed_bytes):
             late = [facts.peers[number] for number in self._others()]
-            names = ", ".join(repr(one.name) for one in late if one.confirmed < waiting[-1].edition)
+            names = ", ".join(repr(one.name) for one in late if one.edition < waiting[-1].edition)
             raise LakequeueError(
                 f"{len(waiting)} changes of queues wait until broker {names} confirms them, and no "
                 "more may: start that broker or remove it from the home, then try again"
@@ -173,14 +173,14 @@ class Keeper:
         for it."""
         facts, waiting = self._facts, self._facts.waiting
         peer = facts.peers[sender]
-        peer.confirmed = message.edition
+        peer.edition = message.edition
         one = _of_edition(waiting, message.edition)
         if one is not None:
             one.result = message.waited or one.result
             for _, why in message.refused:
                 refusal = f"broker {peer.name!r} refuses, so nothing is changed: {why}"
                 one.error = one.error or refusal
-        others = (facts.peers[number].confirmed for number in self._others())
+        others = (facts.peers[number].edition for number in self._others())
         known_by_all = min(others, default=message.edition)
         answered = bisect_right(waiting, known_by_all, key=_edition)
         for one in waiting[:answered]:

@@ -124,7 +124,7 @@ class Mesh(Routes):
     def mark(self) -> None:
         """Write what has changed since the last mark."""
         self.bridges.mark(self._broker)
-        if self.has_met or self.facts.peers:
+        if not self._is_alone:
             mark_facts(self._broker.store, self.facts)
 
     @property
@@ -147,13 +147,18 @@ class Mesh(Routes):
         """See `MeshInterface`."""
         return self.has_met
 
+    @property
+    def _is_alone(self) -> bool:
+        """Whether it has met no broker, and said nothing to itself: most brokers, in each step."""
+        return not (self.facts.brokers or self.facts.peers)
+
     # ------------------------------------------------------------ a step
 
     def hear(self, records: Records, skipped: Mapping[RecordPosition, str]) -> None:
         """Read records of the others, of other homes and its own, and retry refused lanes."""
         facts = self.facts
-        if not (records.topics or self.has_met or facts.peers):
-            return  # most brokers are alone, and most steps hear nothing
+        if self._is_alone and not records.topics:
+            return
         if facts.rejoined:
             channel.repeat_all(self._broker, facts, self._repeat)  # before anything new
             self._keeper.know_as_untold()
@@ -228,7 +233,7 @@ class Mesh(Routes):
     def deadline(self) -> int:
         """When the mesh needs a step, epoch ms, or NEVER."""
         facts = self.facts
-        if not self.has_met:
+        if self._is_alone:
             return NEVER
         if facts.untold or facts.rejoined:
             return 1

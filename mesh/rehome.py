@@ -358,7 +358,7 @@ class _Rehoming:
 
 def _at_rest(peer: Peer) -> Peer:
     """Another broker, which has received everything."""
-    return Peer(peer.name, peer.said, peer.heard, peer.confirmed, told=peer.heard)
+    return Peer(peer.name, peer.said, peer.heard, peer.edition, told=peer.heard)
 
 
 def _edition_of(broker: Broker) -> int:

@@ -203,13 +203,14 @@ def _readable(
     found lost when it is sent next."""
     found = list(zip(rows, broker.spool.contents(rows), strict=True))
     lost = [row for row, content in found if content is None]
-    _take_back(broker, queue, one, lost, "payload missing")
+    if lost:
+        _take_back(broker, queue, one, lost, "payload missing")
     return [(row, content) for row, content in found if content is not None]
 
 
 def _held(queue: Queue, one: Subscription) -> list[Row]:
-    """The messages that another broker's subscription holds, by arrival. A load may
-    change their order in `leases`, as all messages of a record have its number."""
+    """The messages that another broker's subscription holds, by arrival. In `leases` a load may
+    change their order."""
     return sorted(queue.leases.get(one.number, {}).values(), key=by_arrival)
 
 

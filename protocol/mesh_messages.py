@@ -33,7 +33,8 @@ NO_ROWS = msgspec.msgpack.encode([])
 
 
 class MeshMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all messages between brokers. kind: its name on the wire."""
+    """Base of all messages between brokers. kind: its name on the wire. Fields of another version
+    behind the known ones are passed over."""
 
     kind: ClassVar[str] = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
+import lakequeue
 import psutil
 from job.processes import loop_workers
 from job.traffic import Traffic
@@ -13,6 +14,7 @@ from lakequeue.streaming.loop.realtime import ENVIRONMENT
 SEED = 7
 BROKERS = ("a", "b", "c")
 BUSY = BROKERS[:2]
+BACK_S_MAX = 180.0  # how soon is printed
 
 
 def traffics(url: str, per_second: float = 5) -> dict[str, Traffic]:
@@ -29,4 +31,17 @@ def workers(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
     for worker in loop_workers(processes):
         with contextlib.suppress(psutil.Error):  # one that was killed may just have ended
             found[worker.environ()[ENVIRONMENT]] = worker
+    return found
+
+
+def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
+    """So many messages of a queue, each acknowledged, and then none."""
+    found = []
+    with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
+        while len(found) < count:
+            message = consumer.receive(timeout=BACK_S_MAX)
+            assert message is not None, f"{queue}: {len(found)} of {count}"
+            message.ack()
+            found.append(message)
+        assert consumer.receive(timeout=1) is None
     return found

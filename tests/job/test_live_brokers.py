@@ -17,6 +17,7 @@ from typing import Any
 
 import lakequeue
 import pytest
+from job.brokers import BACK_S_MAX, BROKERS, take
 from job.processes import EngineProcess, until
 from job.traffic import Traffic, drain
 from kafka import KafkaProducer
@@ -29,9 +30,7 @@ from lakequeue.streaming.kafka.topics_admin import ensure_topics
 pytestmark = pytest.mark.job
 
 SEED = 34
-BACK_S_MAX = 180.0
 CHANGES = 3  # a queue moves, a broker comes, and one goes
-BROKERS = ("a", "b", "c")
 SETTINGS = ("--set", "lakequeue.tables_interval_s=0")
 LOCAL = "message_type: text, type: LocalQueue, max_per_subscription_backlog: 50"
 CONFIG = f"""
@@ -74,19 +73,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def connection(place: Place) -> Iterator[lakequeue.Connection]:
     with lakequeue.connect(place.url) as connection:
         yield connection
-
-
-def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
-    """So many messages of a queue, each acknowledged, and then none."""
-    found = []
-    with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
-        while len(found) < count:
-            message = consumer.receive(timeout=BACK_S_MAX)
-            assert message is not None, f"{queue}: {len(found)} of {count}"
-            message.ack()
-            found.append(message)
-        assert consumer.receive(timeout=1) is None
-    return found
 
 
 def jammed(place: Place, admin: lakequeue.Admin) -> list[str]:

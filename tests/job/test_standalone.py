@@ -26,7 +26,7 @@ from pathlib import Path
 import lakequeue
 import psutil
 import pytest
-from job.brokers import BROKERS, traffics
+from job.brokers import BACK_S_MAX, BROKERS, take, traffics
 from job.cluster_home import VPNS, Home
 from job.hosts import Host, Network, NoNetwork
 from job.output_audit import steps_say
@@ -53,7 +53,6 @@ from s3_store import store
 pytestmark = pytest.mark.job
 
 CUT_S = 4.0
-BACK_S_MAX = 180.0  # how soon is printed
 TOLD_S_MAX = 60.0
 
 Running = dict[str, Traffic]
@@ -193,19 +192,6 @@ def test_each_broker_steps_in_its_own_worker(home: Home) -> None:
         assert [(b["name"], b["number"], b["state"]) for b in known] == [
             (name, at, "running") for at, name in enumerate(BROKERS)
         ]
-
-
-def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
-    """So many messages of a queue, each acknowledged, and then none."""
-    found = []
-    with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
-        while len(found) < count:
-            message = consumer.receive(timeout=BACK_S_MAX)
-            assert message is not None, f"{queue}: {len(found)} of {count}"
-            message.ack()
-            found.append(message)
-        assert consumer.receive(timeout=1) is None
-    return found
 
 
 def test_H4_S1_one_broker_dies_and_the_clients_of_the_others_notice_nothing(home: Home) -> None:

@@ -136,6 +136,17 @@ def test_h1_what_waits_in_the_cold_part_goes_over_in_order(lanes: str) -> None:
         assert [n for n in got if n % 4 == rest] == list(range(rest, 120, 4))
 
 
+def test_H1_a_broker_that_is_alone_brings_messages_to_its_other_vpn_at_once() -> None:
+    """It says them to itself: a step must follow that reads them, without any traffic."""
+    home = Vpns(brokers=("one",))
+    home.define("q", "a/>")
+    home.send("a/b", 0, 1, 2)
+    broker: Any = home.engine.broker("one")
+    (link,) = broker._replica.broker.mesh.bridges.links.values()
+    assert (link.taken, link.flights) == (3, {}), "before anybody asks"
+    assert home.bodies("q") == ["0", "1", "2"]
+
+
 @pytest.mark.parametrize("to", ["a home", "a VPN of this home"])
 def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
     to: str, monkeypatch: pytest.MonkeyPatch
