@@ -13,7 +13,8 @@ def at_rate(rate: int, seconds: float = 3.0, each: int = 1) -> tuple[Pace, float
 
 
 @pytest.mark.parametrize(
-    ("rate", "least", "most"), [(300, 0, 0), (500, 0, 0), (1_000, 0.003, 0.0045)]
+    ("rate", "least", "most"),
+    [(200, 0, 0), (350, 0, 0), (600, 0.0015, 0.003), (1_000, 0.0035, 0.005)],
 )
 def test_the_pace_follows_what_comes(rate: int, least: float, most: float) -> None:
     pace, now = at_rate(rate)
@@ -27,7 +28,7 @@ def test_nobody_waits_longer_than_the_longest_pace(rate: int) -> None:
 
 
 def test_what_comes_after_a_rest_does_not_wait() -> None:
-    pace, now = at_rate(1_000)
+    pace, now = at_rate(600)
     assert pace.rest_s(now + 0.004) == 0
     pace.began(now + 5, 1)
     assert pace.rest_s(now + 5) == 0
