@@ -27,7 +27,7 @@ class TryAgain(Exception):
 
 def handle(order: dict[str, Any]) -> None:
     """Your work goes here."""
-    print(f"order {order['id']}: {order['amount']}", flush=True)
+    print(f"an order at {order['price']}", flush=True)
 
 
 def work(connection: lakequeue.Connection, queue: str, stop: threading.Event) -> None:
@@ -50,6 +50,7 @@ def settle(message: lakequeue.Message) -> None:
     except TryAgain:
         message.cancel(delay="30s")
     except Exception as error:  # of `handle`, which is the application's
+        print(f"message {message.id} goes to the dead message queue: {error!r}", file=sys.stderr)
         message.reject(error)
     else:
         message.ack()
