@@ -244,7 +244,8 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
                             f"Kafka at {bootstrap} asks for credentials: name a file that has "
                             f"them in {VARIABLE} (security.protocol, sasl.username, …)"
                         )
-            reason = "something listens there but does not speak Kafka"
+            said = "does not speak Kafka" if time.monotonic() < until else "does not answer in time"
+            reason = f"something listens there but {said}"
         except TimeoutError:
             reason = "it does not accept a connection in time"
         except OSError as error:
