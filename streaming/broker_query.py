@@ -53,8 +53,8 @@ class BrokerQuery:
         return self.query is not None and bool(self.query.isActive)
 
     def begin(self) -> None:
-        """Before its query is started: a new run."""
-        self.run = uuid.uuid4().hex
+        """Before its query is started: a new run, which may fail for another reason."""
+        self.run, self.hangs = uuid.uuid4().hex, ""
         self.ended.clear()
 
 

@@ -197,7 +197,6 @@ class EngineWatch:
         waiting = {broker for broker, _ in self._captured.unasked}
         for broker in self._brokers:
             if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
-                broker.hangs = ""
                 self._on_state(broker, RUNNING)
 
     # ------------------------------------------------------------ starting again

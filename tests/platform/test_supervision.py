@@ -83,6 +83,23 @@ def test_a_passing_cause_does_not_end_a_start(supervised: Supervised) -> None:
     assert started == [True]
 
 
+def test_a_broker_that_hung_may_end_for_another_reason(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each end is told with its own cause, also before the broker answers again."""
+    engine, _ = supervised
+    broker = engine.brokers["broker-0"]
+    monkeypatch.setattr(engine.application, "start_query", lambda _: broker.begin())
+    broker.hangs = "it has taken no step"
+    for _ in range(2):
+        failed(engine, "Python worker failed to connect back.")
+        engine.watch.look_after()
+    assert [line for line in caplog.messages if " ended, " in line] == [
+        f"the query 'lakequeue' ended, {why}; it is started again"
+        for why in ("it has taken no step", "Python worker failed to connect back.")
+    ]
+
+
 def test_S1_steps_that_put_something_aside_never_end_the_engine(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
