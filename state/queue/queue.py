@@ -271,6 +271,8 @@ class Queue:
             del live[row.id]
             if row.lane or ready.views:
                 ready.left(row)
+        if ready.lanes and not live and not self.cold.rows:
+            ready.forget_lanes()
 
     def spill_over(self) -> None:
         """Spill the far end of the order, if more rows are live than allowed."""

@@ -309,6 +309,11 @@ class Ready:
         ranked.sort(key=itemgetter(0))
         return ranked
 
+    def forget_lanes(self) -> None:
+        """The queue is empty: what is parked is in segments that are gone."""
+        self.lanes.clear()
+        self.asking.clear()
+
     def unpark(self, lane: Lane) -> None:
         """Remove the first parked segment of a lane."""
         heappop(lane.parked)
