@@ -48,7 +48,8 @@ STORE_PREFIX = "AWS_"  # variables that say how an object store is reached
 class TableWriter:
     """The `foreachBatch` function of a table query. Runs in the driver, one call at a time.
 
-    query: the query's name. kafka: how a worker reaches Kafka. history: which tables, see above.
+    query: the query's name. kafka: how a worker reaches Kafka. on_back: see `TopicsRead`. history:
+    which tables, see above.
 
     The writer looks up what the tables have when it is created, so every start begins with the
     truth.
@@ -56,7 +57,7 @@ class TableWriter:
 
     def __init__(
         self, spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
-        history: bool = False,
+        on_back: Callable[[str, int], None], history: bool = False,
     ) -> None:  # fmt: skip
         self._spark, self._folder, self._query = spark, str(tables), query
         self._kafka, self._history = kafka, history
@@ -73,7 +74,7 @@ class TableWriter:
                 rows = journal.groupBy("broker", "vpn").agg(newest).collect()
                 self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
         # quiet, since the engine itself reports when Kafka is away
-        self._topics = TopicsRead(TopicsNow({**kafka, "log_level": 0}), stored)
+        self._topics = TopicsRead(TopicsNow({**kafka, "log_level": 0}), stored, on_back)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """batch: what Spark planned. It is never computed."""
@@ -102,7 +103,7 @@ class TableWriter:
 
 def history_writer(
     spark: SparkSession, tables: Folder | str, query: str, kafka: dict[str, Any],
-    snapshots: Callable[[], None] | None,
+    on_back: Callable[[str, int], None], snapshots: Callable[[], None] | None,
 ) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """The `foreachBatch` function of the history query.
 
@@ -113,7 +114,7 @@ def history_writer(
     @cache
     def writer() -> TableWriter:
         create_tables(spark, tables, (COMMANDS, STEPS, SNAPSHOTS))
-        return TableWriter(spark, tables, query, kafka, history=True)
+        return TableWriter(spark, tables, query, kafka, on_back, history=True)
 
     def write(batch: DataFrame, batch_id: int) -> None:
         writer()(batch, batch_id)

@@ -7,6 +7,8 @@ ids:
 
     the id differs from before, or from the rows    the new topic is read from its beginning
     the id is that of the rows                      what follows the last row is read
+    the same id, and the topic ends before what
+    was read: Kafka lost records                    what follows its end is read; it is reported
     no id (Kafka before 2.8), and the topic ends
     before what was read                            as if the id differed
 
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import OffsetSpec
@@ -32,21 +34,22 @@ log = logging.getLogger("lakequeue.tables")
 
 AGAIN_S = 0.5
 NO_ID = ""
-NEVER = (1 << 63) - 1  # µs since 1970: no record is younger
 At = tuple[int, int]
 Rows = Mapping[PartitionId, Mapping[str, At]]
 """For each partition, by topic id: the last offset that a table has, and the newest time, in µs."""
 
 
 class TopicsRead:
-    """The topics of one query, from its start on. rows: what the table has then.
+    """The topics of one query, from its start on. rows: what the table has then. on_back: called
+    with a topic of which Kafka lost records that had been read, and how many.
 
-    stored: the last offset of each partition that the table has of the same topic. If that topic is
-    unknown, also the newest time: a newer record is not in the table.
+    stored: the last offset and the newest time that the table has of each partition. A newer record
+    is not in the table, even at an earlier offset: it is of another topic, or of one that Kafka
+    lost records of.
     """
 
-    def __init__(self, now: TopicsNow, rows: Rows) -> None:
-        self._now, self._rows = now, rows
+    def __init__(self, now: TopicsNow, rows: Rows, on_back: Callable[[str, int], None]) -> None:
+        self._now, self._rows, self._on_back = now, rows, on_back
         self._next: dict[PartitionId, int] = {}
         self._known: dict[PartitionId, str] = {}
         self.ids: dict[str, str] = {}
@@ -62,6 +65,7 @@ class TopicsRead:
             there = self._now.ends(anew, OffsetSpec.latest(), committed=True)
             # Spark may have planned it while the old topic was there.
             ends |= {place: min(ends[place], there.get(place, 0)) for place in anew}
+        self._go_back(ends)
         self._known |= {p: self.ids[p[0]] or self._known.get(p, NO_ID) for p in ends}
         return {p: (self._next[p], end) for p, end in ends.items() if max(0, self._next[p]) < end}
 
@@ -88,7 +92,7 @@ class TopicsRead:
         rows, begin = self._rows.get(place, {}), scan.begins.get(place, BEGINNING)
         self._next[place] = begin
         if now and now in rows:
-            self.stored[place] = rows[now][0], NEVER
+            self.stored[place] = rows[now]
             self._next[place] = min(begin, rows[now][0] + 1)
             return False
         if now and any(rows):
@@ -108,6 +112,18 @@ class TopicsRead:
                 "topic %r was deleted and created again: the tables read it from its beginning; "
                 "what they had not read of the old one is lost", topic,
             )  # fmt: skip
+
+    def _go_back(self, ends: Mapping[PartitionId, int]) -> None:
+        """Continue at the end of partitions that end before what was read: Kafka lost records.
+        Spark has looked three times, so this is no new leader's passing mistake."""
+        lost: dict[str, int] = {}
+        for place, end in ends.items():
+            if end < self._next[place]:
+                lost[place[0]] = lost.get(place[0], 0) + self._next[place] - end
+                self._next[place] = end
+                self.stored.pop(place, None)
+        for topic, count in lost.items():
+            self._on_back(topic, count)
 
     def _ask(self, names: Iterable[str]) -> dict[str, str]:
         asked, until = set(names), time.monotonic() + WAIT_S_MAX

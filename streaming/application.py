@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from py4j.protocol import Py4JError
@@ -82,7 +83,8 @@ PLAN_S_MAX = 20.0
 
 class SparkApplication:
     """The Spark application of an engine. brokers: by name. progress: called with a line about each
-    step of the start that takes time."""
+    step of the start that takes time. on_back: called with a table query, a topic of which Kafka
+    lost records that it had read, and how many."""
 
     def __init__(
         self,
@@ -94,6 +96,7 @@ class SparkApplication:
         settings: EngineSettings,
         master: str | None,
         progress: Callable[[str], None],
+        on_back: Callable[[str, str, int], None],
     ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
@@ -103,6 +106,7 @@ class SparkApplication:
         self._settings = settings
         self._master = master
         self._progress = progress
+        self._on_back = on_back
         self.real_time = settings.trigger == REAL_TIME
         # seconds between two commits; 0: none
         self.tables_interval_s = settings.value("tables_interval_s", TABLES_INTERVAL_S)
@@ -245,7 +249,8 @@ class SparkApplication:
             create_tables(spark, tables)
             names = tables_topics(self._vpns, self._captured.reads)
             stream = read_stream(spark, self._bootstrap, names, TABLES_RECORDS, committed=True)
-            writer = TableWriter(spark, tables, TABLES_QUERY, kafka)
+            on_back = partial(self._on_back, TABLES_QUERY)
+            writer = TableWriter(spark, tables, TABLES_QUERY, kafka, on_back)
             checkpoint = self._folder.checkpoints / TABLES_CHECKPOINT
             return start_every(self.tables_interval_s, stream, writer, TABLES_QUERY, checkpoint)
 
@@ -275,7 +280,8 @@ class SparkApplication:
             names = history_topics(self._vpns, self._historic(), self._captured.peer_topics())
             stream = read_stream(spark, self._bootstrap, names, HISTORY_RECORDS)
             tables, kafka = self._folder.tables, kafka_client(self._bootstrap, HISTORY_QUERY)
-            writer = history_writer(spark, tables, HISTORY_QUERY, kafka, snapshots)
+            on_back = partial(self._on_back, HISTORY_QUERY)
+            writer = history_writer(spark, tables, HISTORY_QUERY, kafka, on_back, snapshots)
             return start_every(self.history_interval_s, stream, writer, HISTORY_QUERY, checkpoint)
 
         self._start_of_tables(HISTORY_QUERY, start)

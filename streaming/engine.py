@@ -137,7 +137,7 @@ class Engine:
         )
         self.application = SparkApplication(
             bootstrap_servers, self._folder, self.brokers, self._vpns, self.captured,
-            self._settings, master, self._progress,
+            self._settings, master, self._progress, self._notes.of_tables,
         )  # fmt: skip
         self._stopping = threading.Event()
         self._stopped = threading.Event()

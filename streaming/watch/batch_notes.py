@@ -200,14 +200,15 @@ _OF_TOPIC = {
 
 @dataclass(frozen=True, slots=True)
 class BatchNotes:
-    """Passes each note on. on_loss: called with a broker, a topic, a number of records and an
-    event. on_report: called with a broker's report about itself: `stopped` after the last batch of
-    its loop, `worker` with its process, `read` with how far it had read its clients."""
+    """Passes each note on. on_loss: called with a broker, a topic, a number of records, an event,
+    and the table query if one lost them. on_report: called with a broker's report about itself:
+    `stopped` after the last batch of its loop, `worker` with its process, `read` with how far it
+    had read its clients."""
 
     captured: CapturedTopics
     metrics: Metrics
     ticker: Ticker
-    on_loss: Callable[[str, str, int, str], None]
+    on_loss: Callable[[str, str, int, str, str], None]
     on_report: Callable[[str, str, str], None]
 
     def __call__(self, broker: str, note: str) -> None:
@@ -235,11 +236,17 @@ class BatchNotes:
             case "stopped" | "worker":
                 self.on_report(broker, kind, rest)
 
-    def _of_topic(self, broker: str, kind: str, topic: str, count: int) -> None:
+    def of_tables(self, query: str, topic: str, count: int) -> None:
+        """Kafka lost records of a topic that a table query had read."""
+        self._of_topic("", "back", topic, count, query)
+
+    def _of_topic(self, broker: str, kind: str, topic: str, count: int, query: str = "") -> None:
         event, text = _OF_TOPIC[kind]
-        fields = {"event": event, "broker": broker, "topic": topic, "records": count}
+        fields = {
+            "event": event, "broker": broker, "topic": topic, "records": count, "query": query
+        }  # fmt: skip
         log.error(text, count, topic, extra={"fields": fields})
-        self.on_loss(broker, topic, count, event)
+        self.on_loss(broker, topic, count, event, query)
 
 
 def _counted(text: str) -> tuple[str, int]:

@@ -453,7 +453,7 @@ class Written:
     def __init__(self, job: Job, tables: Path, vpn: str, name: str) -> None:
         session, bootstrap = SparkSession.builder.getOrCreate(), job.kafka.bootstrap_servers
         create_tables(session, tables)
-        writer = TableWriter(session, tables, name, kafka_client(bootstrap, name))
+        writer = TableWriter(session, tables, name, kafka_client(bootstrap, name), pytest.fail)
         names = [f"{vpn}.publish", f"{vpn}.journal"]
         self.query = (
             read_stream(session, bootstrap, names).writeStream.foreachBatch(writer).queryName(name)

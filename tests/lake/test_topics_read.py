@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.sinks import topics_read
-from lakequeue.sinks.topics_read import NEVER, Rows, TopicsRead
+from lakequeue.sinks.topics_read import Rows, TopicsRead
 from lakequeue.sources.offset_ranges import BEGINNING, Scan
 
 PLACE = "t", 0
@@ -40,7 +40,15 @@ def scan(begin: int | None, end: int, **others: tuple[int, int]) -> Scan:
     return Scan(begins, {PLACE: end} | {(n, 0): span[1] for n, span in others.items()}, None)
 
 
-def read(topics: TopicsRead, planned: Scan) -> dict[Any, tuple[int, int]]:
+class Reading(TopicsRead):
+    """With what it reports."""
+
+    def __init__(self, now: Any, rows: Rows) -> None:
+        self.back: list[tuple[str, int]] = []
+        super().__init__(now, rows, lambda topic, count: self.back.append((topic, count)))
+
+
+def read(topics: Reading, planned: Scan) -> dict[Any, tuple[int, int]]:
     """A batch."""
     ranges = topics.plan(planned)
     topics.read(ranges)
@@ -48,7 +56,7 @@ def read(topics: TopicsRead, planned: Scan) -> dict[Any, tuple[int, int]]:
 
 
 def test_R1_what_spark_planned_is_read() -> None:
-    topics = TopicsRead(Kafka(t=("A", 9), u=("U", 3)), {})
+    topics = Reading(Kafka(t=("A", 9), u=("U", 3)), {})
     assert read(topics, scan(None, 5, u=(2, 3))) == {PLACE: (BEGINNING, 5), OTHER: (2, 3)}
     assert read(topics, scan(5, 9, u=(3, 3))) == {PLACE: (5, 9)}
     assert topics.ids == {"t": "A", "u": "U"}
@@ -57,7 +65,7 @@ def test_R1_what_spark_planned_is_read() -> None:
 @pytest.mark.parametrize("end", [80, 50, 30, 1], ids=["longer", "as long", "shorter", "one"])
 def test_R1_a_topic_that_is_made_anew_is_read_from_its_beginning(end: int) -> None:
     kafka = Kafka(t=("A", 50))
-    topics = TopicsRead(kafka, {})
+    topics = Reading(kafka, {})
     read(topics, scan(0, 50))
     kafka.topics["t"] = "B", end
     assert read(topics, scan(50, end)) == {PLACE: (BEGINNING, end)}
@@ -68,7 +76,7 @@ def test_R1_a_topic_that_is_made_anew_is_read_from_its_beginning(end: int) -> No
 @pytest.mark.parametrize("now", [80, 30])
 def test_R1_also_where_no_query_ran_meanwhile(now: int) -> None:
     rows: Rows = {PLACE: {"A": (49, 1_000)}}
-    topics = TopicsRead(Kafka(t=("B", now)), rows)
+    topics = Reading(Kafka(t=("B", now)), rows)
     assert read(topics, scan(50, now)) == {PLACE: (BEGINNING, now)}
     assert topics.stored == {}, "nothing of this topic is there"
 
@@ -76,27 +84,27 @@ def test_R1_also_where_no_query_ran_meanwhile(now: int) -> None:
 def test_R1_what_spark_planned_of_the_old_topic_is_no_end_of_the_new_one() -> None:
     """It was made anew between plan and batch, and has ten records by then."""
     kafka = Kafka(t=("A", 50))
-    topics = TopicsRead(kafka, {})
+    topics = Reading(kafka, {})
     read(topics, scan(0, 50))
     kafka.topics["t"] = "B", 10
     assert read(topics, scan(50, 60)) == {PLACE: (BEGINNING, 10)}
     assert read(topics, scan(60, 30)) == {PLACE: (10, 30)}
-    again = TopicsRead(kafka, {PLACE: {"A": (49, 1), "B": (29, 2)}})
+    again = Reading(kafka, {PLACE: {"A": (49, 1), "B": (29, 2)}})
     assert read(again, scan(60, 40)) == {PLACE: (30, 40)}, "the rows say where they end"
 
 
 def test_R1_what_the_table_has_of_this_topic_is_known() -> None:
     """The checkpoint is lost: all is read again, and what is there left out."""
-    topics = TopicsRead(Kafka(t=("B", 40)), {PLACE: {"": (99, 5), "A": (79, 7), "B": (29, 9)}})
+    topics = Reading(Kafka(t=("B", 40)), {PLACE: {"": (99, 5), "A": (79, 7), "B": (29, 9)}})
     ranges = topics.plan(scan(None, 40))
     assert ranges == {PLACE: (BEGINNING, 40)}
-    assert topics.may_be_stored(ranges) == {PLACE: (29, NEVER)}
+    assert topics.may_be_stored(ranges) == {PLACE: (29, 9)}
     assert topics.may_be_stored({PLACE: (30, 40)}) == {}
 
 
 def test_R1_rows_of_an_earlier_version_name_no_topic() -> None:
     """Then only what is younger is taken for another topic's."""
-    topics = TopicsRead(Kafka(t=("A", 60)), {PLACE: {"": (49, 1_000)}})
+    topics = Reading(Kafka(t=("A", 60)), {PLACE: {"": (49, 1_000)}})
     ranges = topics.plan(scan(None, 60))
     assert topics.may_be_stored(ranges) == {PLACE: (49, 1_000)}
 
@@ -104,7 +112,7 @@ def test_R1_rows_of_an_earlier_version_name_no_topic() -> None:
 def test_R1_a_kafka_without_ids() -> None:
     """A topic that ends before what was read was made anew."""
     kafka = Kafka(t=("", 50))
-    topics = TopicsRead(kafka, {PLACE: {"": (19, 1_000)}})
+    topics = Reading(kafka, {PLACE: {"": (19, 1_000)}})
     assert read(topics, scan(20, 50)) == {PLACE: (20, 50)}
     kafka.topics["t"] = "", 30
     ranges = topics.plan(scan(50, 30))
@@ -114,7 +122,7 @@ def test_R1_a_kafka_without_ids() -> None:
 
 def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
     kafka = Kafka(t=("A", 50))
-    topics = TopicsRead(kafka, {})
+    topics = Reading(kafka, {})
     ranges = topics.plan(scan(0, 50))
     kafka.topics["t"] = "B", 50
     with pytest.raises(
@@ -123,18 +131,42 @@ def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
         topics.read(ranges)
 
 
+def test_R1_a_kafka_that_lost_what_was_read_is_read_on_from_its_end() -> None:
+    """The topic is the same, so nothing of it is read again; and what was lost is reported."""
+    kafka = Kafka(t=("A", 50), u=("U", 3))
+    topics = Reading(kafka, {PLACE: {"A": (19, 1_000)}})
+    assert read(topics, scan(20, 50, u=(0, 3))) == {PLACE: (20, 50), OTHER: (0, 3)}
+    assert (read(topics, scan(50, 30, u=(3, 3))), topics.back) == ({}, [("t", 20)])
+    assert read(topics, scan(30, 33, u=(3, 4))) == {PLACE: (30, 33), OTHER: (3, 4)}
+    assert topics.back == [("t", 20)], "once"
+
+
+@pytest.mark.parametrize("begin", [50, None], ids=["its checkpoint is there", "it is lost"])
+def test_R1_also_where_it_lost_them_while_no_query_ran(begin: int | None) -> None:
+    """Without a checkpoint all is read again, and only what is younger than the rows is new."""
+    topics = Reading(Kafka(t=("A", 33)), {PLACE: {"A": (49, 1_000)}})
+    ranges = topics.plan(scan(begin, 33))
+    if begin is None:
+        assert (ranges, topics.back) == ({PLACE: (BEGINNING, 33)}, [])
+        assert topics.may_be_stored(ranges) == {PLACE: (49, 1_000)}
+        return
+    assert (ranges, topics.back) == ({}, [("t", 17)])
+    ranges = topics.plan(scan(33, 40))
+    assert (ranges, topics.may_be_stored(ranges)) == ({PLACE: (33, 40)}, {})
+
+
 def test_R1_a_topic_that_is_gone_is_not_read() -> None:
     kafka = Kafka(u=("U", 3))
-    assert read(TopicsRead(kafka, {}), scan(5, 9, u=(0, 3))) == {OTHER: (0, 3)}
+    assert read(Reading(kafka, {}), scan(5, 9, u=(0, 3))) == {OTHER: (0, 3)}
 
 
 def test_a_kafka_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = Kafka(t=("A", 5))
     kafka.is_away = True
     monkeypatch.setattr(topics_read.time, "sleep", lambda s: setattr(kafka, "is_away", False))
-    assert read(TopicsRead(kafka, {}), scan(0, 5)) == {PLACE: (0, 5)}
+    assert read(Reading(kafka, {}), scan(0, 5)) == {PLACE: (0, 5)}
     kafka.is_away = True
     monkeypatch.setattr(topics_read.time, "sleep", lambda s: None)
     monkeypatch.setattr(topics_read, "WAIT_S_MAX", 0.01)
     with pytest.raises(NotConnected, match="Kafka does not tell the topics' ids"):
-        TopicsRead(kafka, {}).plan(scan(0, 5))
+        Reading(kafka, {}).plan(scan(0, 5))

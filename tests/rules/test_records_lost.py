@@ -86,6 +86,16 @@ def test_a_topic_that_is_not_what_it_was_is_an_event_of_each_queue(
     assert counted(engine, "radar") is None
 
 
+def test_what_kafka_lost_of_a_topic_that_the_tables_had_read_ends_no_session(
+    engine: Engine,
+) -> None:
+    engine.application._on_back("lakequeue-history", "default.commands", 3)
+    (row,) = events_after(engine)
+    assert (row["event"], row["reason"]) == (
+        "kafka_went_back", "topic=default.commands, records=3, reader=tables",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("query", "reader"), [("lakequeue", "engine"), ("lakequeue-tables", "tables")]
 )
