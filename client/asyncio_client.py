@@ -233,8 +233,12 @@ class AsyncConsumer:
             self._arrived.clear()
             if self.sync.has_messages:
                 return
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._arrived.wait(), left)
+            await self._arrival(left)
+
+    async def _arrival(self, timeout: float) -> None:
+        """Wait until something arrives."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._arrived.wait(), timeout)
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """See `lakequeue.Consumer.receive`. A task canceled while it waits has taken no message."""
@@ -289,11 +293,14 @@ class AsyncConsumer:
             if message is not None:
                 self._working = asyncio.create_task(self._one(message))
                 await asyncio.wait([self._working])
-            elif self._connection.waits:
-                await self._wait(LOOK_S)
-            else:
+            elif not self._connection.waits:
                 self._connection.sync.wait(ready, 0)
                 await asyncio.sleep(LOOK_MEMORY_S)
+            elif rest_s := serving.rest_s():
+                self._arrived.clear()
+                await self._arrival(rest_s)
+            else:
+                await self._wait(LOOK_S)
 
     async def _one(self, message: Message) -> None:
         try:

@@ -1,9 +1,12 @@
 """Callbacks: one at a time, never nested (C4).
 
-In mode `auto` a message is acknowledged when its callback returns and canceled when it raises. A
-failed message is not given to the callback again before the session's clock has moved. Over Kafka
-the clock always moves; on `memory://` the test moves it, so a callback that always fails cannot
-block a test for ever.
+In mode `auto` a message is acknowledged when its callback returns and canceled when it raises. So a
+message whose callback always fails comes again at once, unless its queue has a `redelivery_delay`.
+It then *rests* here before the callback gets it: longer at each delivery, up to a second. Other
+messages pass it. Without rests it would use a whole core, here and in the engine.
+
+On `memory://` it rests until the session's clock has moved. The test moves it, so a callback that
+always fails cannot block a test for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ from .settling import Settling
 
 log = logging.getLogger("lakequeue.client")
 
+REST_MS, REST_MS_MAX = 10, 1_000  # after the second failure, then twice as long each time
+
 Callback = Callable[[Message], Any]
 Join = Callable[[float], None]
 Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.serve`
@@ -37,8 +42,7 @@ class CallbackRunner:
         self._over = over
         self._callback: Callback | None = None
         self._calling = False
-        self._failed: set[int] = set()  # ids, at the moment `_failed_at`
-        self._failed_at = -1.0
+        self._failed: dict[int, float] = {}  # ids; until when they rest, by the session's clock
         self._alone = False  # callbacks run in a thread of their own
         self._join: Join = lambda _: None
 
@@ -46,7 +50,7 @@ class CallbackRunner:
         """Call this callback from now on; failed messages are tried once more. serve: who calls the
         first callback, by default the session's runner."""
         first, self._callback = self._callback is None, callback
-        self._failed.clear()
+        self._failed = {}
         if first:
             if serve is None:
                 serve, self._alone = self._session.runner.serve, self._session.runner.waits
@@ -62,6 +66,24 @@ class CallbackRunner:
     def ready(self) -> bool:
         return self._prefetch.has_next or self._over()
 
+    def _has_work(self) -> bool:
+        """Like `ready`, without the messages that rest."""
+        return self._prefetch.has_besides(self._resting()) or self._over()
+
+    def rest_s(self) -> float:
+        """How long to wait if all messages here rest; 0 if one does not, or none is here."""
+        resting = self._resting()
+        if not resting or not self._prefetch.has_next or self._prefetch.has_besides(resting):
+            return 0.0
+        return max(min(resting.values()) - self._session.clock_ms(), 0.0) / 1000
+
+    def _resting(self) -> dict[int, float]:
+        """The failed messages that the callback does not get yet, and until when."""
+        if self._failed:
+            clock_ms = self._session.clock_ms()
+            self._failed = {n: until for n, until in self._failed.items() if until > clock_ms}
+        return self._failed
+
     def work(self) -> bool:
         """Call the callback for each message that is here. Returns False when the consumer is
         closed."""
@@ -69,9 +91,14 @@ class CallbackRunner:
             return True
         self._calling = True
         try:
-            while not self._over() and (message := self.begin()) is not None:
-                with self.attempt(message) as callback:
-                    callback(message)
+            while not self._over():
+                if (message := self.begin()) is not None:
+                    with self.attempt(message) as callback:
+                        callback(message)
+                elif self._alone and (rest_s := self.rest_s()):
+                    self._session.wait(self._has_work, rest_s)
+                else:
+                    break
         finally:
             self._calling = False
         return not self._over() and self._session.is_open
@@ -98,9 +125,7 @@ class CallbackRunner:
 
     def begin(self) -> Message | None:
         """The next message for a callback; None if there is none."""
-        if self._failed and self._session.clock_ms() != self._failed_at:
-            self._failed.clear()
-        message = self._prefetch.hand_over(self._failed)
+        message = self._prefetch.hand_over(self._resting())
         if message is None:
             return None
         if self._session.spans is not None:
@@ -119,14 +144,18 @@ class CallbackRunner:
             "callback failed on message %s of queue %r, delivery %d",
             message.id, message.queue, message.delivery_count, exc_info=error,
         )  # fmt: skip
-        now_ms = self._session.clock_ms()
-        if now_ms != self._failed_at:
-            self._failed.clear()
-            self._failed_at = now_ms
-        self._failed.add(message.number)
+        self._failed[message.number] = self._session.clock_ms() + self._rest_ms(message)
         if self._mode in ("auto", "dups_ok") and self._prefetch.holds(message):
             with contextlib.suppress(LeaseLost):  # its lease ended meanwhile
                 message.cancel()
+
+    def _rest_ms(self, message: Message) -> int:
+        """How long a message rests after this failure."""
+        if not self._session.runner.waits:
+            return 1  # until the clock moves
+        if message.delivery_count == 1:
+            return 0
+        return min(REST_MS << min(message.delivery_count - 2, 10), REST_MS_MAX)
 
     def _returned(self, message: Message) -> None:
         """The callback has returned: acknowledge, if the mode says so."""

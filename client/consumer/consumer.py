@@ -249,7 +249,8 @@ class Consumer:
         """Call ``callback`` with each message, one after the other, in a thread of its own (C4).
 
         In mode `auto` a message is acknowledged when the callback returns and canceled when it
-        raises; the traceback is logged. SystemExit is treated like any error. When the queue is
+        raises; the traceback is logged. If it keeps failing, it comes again after up to a second.
+        SystemExit is treated like any error. When the queue is
         deleted, the consumer is closed and an error is logged. Calling `on_message` again replaces
         the callback. Raises NotConnected if the consumer is closed, ConfigError if ``callback`` is
         not callable.
@@ -427,8 +428,7 @@ class Consumer:
             return
         with self._lock:
             held = [m for m in self._prefetch.held.values() if not m.settled]
-            waiting = [m for m in self._prefetch.buffer if self._prefetch.tracks(m)]
-            renewed, first = self._leases.look(held, waiting, clock_ms)
+            renewed, first = self._leases.look(held, self._prefetch.waiting(), clock_ms)
             for period_ms, messages in renewed.items():
                 self._settling.renew(messages, period_ms)
             if first is not None:

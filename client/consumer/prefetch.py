@@ -146,19 +146,30 @@ class Prefetch:
         """The next message for the application, or None. Messages with an id in ``passed_over``
         stay."""
         with self.lock:
-            if not self.has_next:
+            at = self._first(passed_over)
+            if at is None:
                 return None
-            buffer, clock_ms = self.buffer, self._clock_ms()
-            for at in range(len(buffer)):
-                message = buffer[at]
-                if message.number in passed_over or self.is_over(message, clock_ms):
-                    continue
-                del buffer[at]
-                message.since = clock_ms
-                if self.tracks(message):
-                    self.held[message.number] = message
-                return message
+            message = self.buffer[at]
+            del self.buffer[at]
+            message.since = self._clock_ms()
+            if self.tracks(message):
+                self.held[message.number] = message
+            return message
+
+    def has_besides(self, passed_over: Collection[int]) -> bool:
+        """True if a message without an id in ``passed_over`` can be handed over."""
+        with self.lock:
+            return self._first(passed_over) is not None
+
+    def _first(self, passed_over: Collection[int]) -> int | None:
+        """Where in the buffer the next message is."""
+        if not self.has_next:
             return None
+        clock_ms = self._clock_ms()
+        for at, message in enumerate(self.buffer):
+            if message.number not in passed_over and not self.is_over(message, clock_ms):
+                return at
+        return None
 
     def up_to(self, message: Message) -> list[Message]:
         """The held messages up to and including this one, in order of receipt."""
@@ -183,6 +194,16 @@ class Prefetch:
                 del self.held[number]
             self._remove(m for m in self.buffer if self.tracks(m) and within(m.number, ranges))
 
+    def waiting(self) -> list[Message]:
+        """The unseen messages that the engine waits for."""
+        with self.lock:
+            return [m for m in self.buffer if self.tracks(m)]
+
+    def drop(self, messages: Iterable[Message]) -> None:
+        """Drop these messages, if they still wait here."""
+        with self.lock:
+            self._remove(messages)
+
     def take_beyond(self, backlog: int) -> list[Message]:
         """Take out unseen messages that the engine waits for, beyond a backlog. Held messages that
         are over take no room in it."""
@@ -194,14 +215,14 @@ class Prefetch:
     def take_untouched(self, room: int = 0) -> list[Message]:
         """Take out unseen messages that the engine waits for, except the first ``room``."""
         with self.lock:
-            taken = [m for m in self.buffer if self.tracks(m)][room:]
+            taken = self.waiting()[room:]
             self._remove(taken)
             return taken
 
     def take_untouched_from(self, first: Message) -> list[Message]:
         """Take out this message and those waiting behind it, so that they come back in order."""
         with self.lock:
-            waiting = [m for m in self.buffer if self.tracks(m)]
+            waiting = self.waiting()
             at = next((i for i, m in enumerate(waiting) if m is first), len(waiting))
             self._remove(waiting[at:])
             return waiting[at:]

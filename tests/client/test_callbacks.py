@@ -309,6 +309,31 @@ def test_C4_a_coroutine_that_fails_is_not_called_again_and_again() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+def test_C4_what_always_fails_rests_and_holds_up_nothing_else(face: str) -> None:
+    """It comes again at once, so without rests it would use a whole core. Another callback, which
+    may be a better one, gets it at once."""
+    work = Failing()
+
+    async def test(bench: Threaded, connection: lakequeue.aio.Connection) -> None:
+        consumer = await bind(face, bench, connection)
+        consumer.on_message(work)
+        await connection.producer().send("orders", b"{}")
+        await asyncio.sleep(1.0)
+        calls = [count for _, count in work.seen]
+        assert calls == [*range(1, len(calls) + 1)]
+        assert 5 <= len(calls) <= 9, f"{len(calls)}: after 0, 10, 20, 40 … ms"
+        for _ in range(3):
+            await connection.producer().send("orders", b"{}")
+        await until(lambda: {"2", "3", "4"} <= dict(work.seen).keys())
+        assert len([number for number, _ in work.seen if number == "1"]) <= 10
+        work.healed = True
+        consumer.on_message(work)
+        await until(lambda: bench.seen()["acknowledged"] == 4)
+
+    awaited(test)
+
+
 class Refusing(Wire):
     """Kafka's library once says that an earlier record is lost, as an ack is given to it."""
 
