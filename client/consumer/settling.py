@@ -236,6 +236,7 @@ class Settling:
         bound = self.subscription
         if up_to is None:
             acknowledge(self.session, bound.about(commands.Ack, where=where), bound.broker, None)
+            self._forget_waiting(bound)
             return
         number = id_of(up_to, "up_to")
         with self._lock:
@@ -247,6 +248,18 @@ class Settling:
         command = bound.about(commands.Ack, up_to=str(number))
         heard = partial(self.prefetch.forget, [(0, number)])
         acknowledge(self.session, command, bound.broker, heard)
+
+    def _forget_waiting(self, bound: Binding) -> None:
+        """Drop waiting messages that an expression has acknowledged. The engine does not name them,
+        so ask which leases can still be renewed."""
+        waiting = self.prefetch.waiting()
+        for ids in format_parts(message.number for message in waiting):
+            asked, command = parse_ranges(ids), bound.about(commands.Renew, ids=ids)
+            renewed = self.session.request(command, broker=bound.broker)["renewed"]
+            left = parse_ranges(renewed) if renewed else []
+            self.prefetch.drop(
+                m for m in waiting if within(m.number, asked) and not within(m.number, left)
+            )
 
     def _ack_ids(self, text: str) -> None:
         """Acknowledge ids and ranges, whoever holds them (L13)."""

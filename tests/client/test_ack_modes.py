@@ -11,7 +11,7 @@ import pytest
 from client.threaded import WAIT_S, Threaded, wait_for
 from lakequeue.client.consumer import settling
 from lakequeue.protocol import ConfigError, LakequeueError, commands
-from rules.harness import Bench
+from rules.harness import Bench, drain, ids
 
 
 def send(bench: Bench, count: int) -> list[str]:
@@ -162,6 +162,21 @@ def test_L13_an_ack_says_one_thing(bench: Bench, given: dict[str, str], says: st
     with pytest.raises(ConfigError, match=says.split(":")[0]):
         consumer.ack(**given)
     assert bench.seen()["depth"] == 3
+
+
+@pytest.mark.parametrize("lease", [None, "30s"])
+def test_L13_what_an_expression_acknowledges_is_not_handed_over(
+    empty: Bench, lease: str | None
+) -> None:
+    """Though it was here already."""
+    empty.define(max_per_subscription_backlog=9, lease_period=lease)
+    consumer = empty.consumer(ack_mode="individual", backlog=9)
+    sent = [empty.send({"n": n}) for n in range(6)]
+    held = consumer.receive(0)
+    consumer.ack(where="/n = 2 OR /n > 3")
+    assert ids(drain(consumer)) == [sent[1], sent[3]]
+    held.ack()
+    assert (empty.seen()["acknowledged"], empty.seen()["ack_ignored"]) == (4, 0)
 
 
 @pytest.mark.parametrize(
