@@ -1,7 +1,7 @@
 """Writes the parts of the documentation that are made from the code.
 
-`python docs/generate.py` rewrites them; `tests/docs/` compares them. A generated part stands
-between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
+`python -m lakequeue.docs.generate` rewrites them, in any directory; `tests/docs/` compares them. A
+generated part stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from lakequeue.sinks.metric_table import TABLE as METRICS
 from lakequeue.state.queue.table import NAMES, TABLE, Event
 
 DOCS = Path(__file__).resolve().parent
-sys.path.insert(0, str(DOCS.parent / "tests"))  # the tests know what happens when something fails
+ROOT = DOCS.parent
+# The tests know what happens when something fails. If the root is the working directory, its
+# `client` would hide theirs.
+sys.path[:] = [str(ROOT / "tests"), *(path for path in sys.path if Path(path).resolve() != ROOT)]
 
 
 def lifecycle() -> str:

@@ -1,6 +1,9 @@
 """Generated parts are up to date; hand-written tables say what the code says."""
 
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -33,7 +36,15 @@ PROTOCOL = (DOCS / "reference/protocol.md").read_text()
 def test_generated_parts_are_up_to_date(name: str) -> None:
     page, make = generate.PARTS[name]
     shown = generate.between((DOCS / page).read_text(), name)
-    assert shown == make(), "run: python docs/generate.py"
+    assert shown == make(), "run: python -m lakequeue.docs.generate"
+
+
+@pytest.mark.parametrize("place", [ROOT, DOCS, ROOT.parent], ids=["root", "docs", "elsewhere"])
+def test_it_is_generated_from_any_directory(place: Path) -> None:
+    """As with `-m`, the working directory comes first where Python looks for modules."""
+    asked = "from lakequeue.docs import generate; print(generate.failures())"
+    done = subprocess.run([sys.executable, "-c", asked], cwd=place, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (generate.failures(), "")
 
 
 def test_every_transition_is_in_a_row() -> None:
