@@ -17,9 +17,11 @@ from ..lake import past
 from ..lake.queries_at import admin_of
 from ..monitor.formatting import clock, counted, cut, death, number, one_line
 from ..monitor.queue_details import explained
+from ..protocol import commands
 from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
+from .change_messages import check
 from .command_options import EngineCall, call_options, gathered, json_option, option
 from .printing import cell, console, key_fields, payload_fields, say_json, table_of
 from .queues import event_line, shown
@@ -70,6 +72,7 @@ def browse(queue: str, chosen: Browsing, call: EngineCall) -> None:
       lakequeue browse orders --where '/price > 10' --state leased
       lakequeue browse orders-dmq --json --limit 1000 | jq .payload
     """
+    check(commands.Browse(queue=queue, where=chosen.where))
     with call.admin("browse") as admin:
         found = chosen.of(admin, queue)
     show_browsed(found, call.as_json)

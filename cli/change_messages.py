@@ -11,7 +11,14 @@ from typing import Any
 
 import click
 
+from ..expressions import predicate
+from ..lake.replaying import Chosen
 from ..monitor.formatting import clock, counted, number, one_line
+from ..protocol import commands
+from ..protocol.checked import checked
+from ..protocol.errors import ConfigError
+from ..protocol.ids import parse_ranges
+from ..state.commands.moving import check_headers
 from .command_options import (
     DEFAULT_HOME,
     EngineCall,
@@ -59,6 +66,19 @@ class Selection:
         return done
 
 
+def check(command: commands.Browse | commands.Change | commands.Redrive) -> None:
+    """Refuse wrong values before Kafka is asked: it may be away."""
+    checked(command)
+    ids = None if isinstance(command, commands.Browse) else command.ids
+    try:
+        if ids is not None:
+            parse_ranges(ids)
+        if command.where is not None:
+            predicate("where", command.where)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
 IDS = option("--ids", metavar="RANGES", help="Messages with these ids: '17,20-25'.")
 YES = option("--yes", "-y", is_flag=True, help="Do not ask for confirmation.")
 which_options = gathered(
@@ -89,6 +109,7 @@ def purge(queue: str, chosen: Selection, call: EngineCall) -> None:
       lakequeue purge orders-dmq --all --yes
     """
     messages = chosen.messages()
+    check(commands.Purge(queue=queue, why=chosen.why, **messages))
     with call.admin("purge") as admin:
         if chosen.dry_run or not chosen.yes:  # counting reads every message, as removing does
             removed = admin.purge(queue, **messages, dry_run=True)
@@ -116,6 +137,7 @@ def move(queue: str, to: str, chosen: Selection, call: EngineCall) -> None:
       lakequeue move orders orders-2 --where "/region = 'west'" --dry-run
       lakequeue move orders orders-2 --ids 17,20-25 --yes --why "wrong address"
     """
+    check(commands.Move(queue=queue, to=to, why=chosen.why, **chosen.messages()))
     with call.admin("move") as admin:
         done = chosen.change(
             partial(admin.move, queue, to), f"Move {{}} from {queue} to {to}?", call
@@ -154,6 +176,8 @@ def edit(
     if both := sorted(pairs(headers, "--header").keys() & {*remove}):
         raise click.UsageError(f"--header and --remove: both name {', '.join(both)}")
     new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
+    check_headers(new)
+    check(commands.Edit(queue=queue, headers=new, why=chosen.why, **chosen.messages()))
     with call.admin("edit") as admin:
         done = chosen.change(
             partial(admin.edit, queue, new), f"Change the headers of {{}} of {queue}?", call
@@ -184,6 +208,7 @@ def redrive(queue: str, where: str | None, ids: str | None, call: EngineCall) ->
       lakequeue browse orders-dmq --json | jq -r .id | head -3
       lakequeue redrive orders-dmq --ids 17,20-25
     """
+    check(commands.Redrive(queue=queue, where=where, ids=ids))
     with call.admin("redrive") as admin:
         done = admin.redrive(queue, where=where, ids=ids)
     if call.as_json:
@@ -240,6 +265,7 @@ def replay(
     """
     if since is None and until is None and where is None and ids is None:
         raise click.UsageError("choose messages: --since, --until, --where or --ids")
+    Chosen(call.vpn, queue, since, until, where, ids)  # refuses wrong values
     tables = nearest_home(call.home) or Path(DEFAULT_HOME)
     chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
     with call.admin("replay") as admin:

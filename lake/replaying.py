@@ -22,6 +22,8 @@ import msgspec
 from ..client.values import id_of, time_ms
 from ..expressions import Program, is_true, predicate
 from ..protocol.bounds import CANNOT_DECODE, datetime_of, shown
+from ..protocol.checked import checked
+from ..protocol.commands import Describe
 from ..protocol.errors import ConfigError, Rejected
 from ..protocol.ids import parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
@@ -104,8 +106,8 @@ def replay(
         isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0
     ):
         raise ConfigError(f"rate: {shown(rate)} – allowed are messages a second, more than 0")
+    chosen = Chosen(connection.vpn, queue, since, until, where, ids)
     _ = connection.admin().describe(queue)  # raises for a queue that does not exist
-    chosen = _Selection(connection.vpn, queue, since, until, where, ids)
     with open_lake(home) as lake:
         first, earliest = lake.execute(_BEGINS).fetchone() or (None, None)
         begins = None if first is None else datetime_of(first)
@@ -149,13 +151,14 @@ class _Row:
         }  # fmt: skip
 
 
-class _Selection:
-    """The messages that a replay is about."""
+class Chosen:
+    """The messages that a replay is about. Raises ConfigError for a wrong value."""
 
     def __init__(
         self, vpn: str, queue: str, since: datetime | str | None, until: datetime | str | None,
         where: str | None, ids: str | None,
     ) -> None:  # fmt: skip
+        checked(Describe(queue=queue))
         bookmark = since if isinstance(since, str) and since.isdecimal() else None
         begin = None if bookmark or since in (None, "epoch") else since
         self._since = begin

@@ -30,7 +30,7 @@ from ..queue.table import Event
 from ..rules.after_entry import apply_early_ack, keep_last
 from ..rules.command_targets import split_moving, wanted
 from ..rules.dead import died_in, find_any, names_of, put
-from ..rules.edits import CHARACTERS_MAX, back_in, dead_part, edits_part, with_edits
+from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part, with_edits
 from ..rules.entry_checks import Match, match_stored, may_be_elsewhere, program_of
 from ..storage.row import DELAYED, LEASED, NEVER, Row
 
@@ -152,7 +152,7 @@ def _leave_and_journal(
 
 def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget) -> bool:
     """Carry out `Edit`; answers how many messages were changed, and why the others were not."""
-    _check_headers(command)
+    check_headers(command.headers)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
     part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
     here, others = split_moving(broker, queue, command, part.rows)
@@ -174,16 +174,16 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
     return part.last
 
 
-def _check_headers(command: Edit) -> None:
+def check_headers(headers: Edits) -> None:
     """Raise ConfigError for headers that nobody may set."""
-    if not command.headers:
+    if not headers:
         raise ConfigError("headers: {} – name at least one header and its text; null removes one")
-    for name in command.headers:
+    for name in headers:
         if not name or name == "lq" or name.startswith("lq-"):
             raise ConfigError(f"headers: {name!r} – allowed are names that do not begin with lq-")
         if "\0" in name:  # Kafka's C library ends a name there
             raise ConfigError(f"headers: {name!r} – allowed are names without NUL characters")
-    if with_edits(None, command.headers) is None:
+    if with_edits(None, headers) is None:
         raise ConfigError(f"headers: more than {CHARACTERS_MAX:,} characters in all, shorten them")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -76,6 +77,27 @@ def test_a_number_that_cannot_be_meant_is_refused_before_anything_is_done(
     assert result.exit_code == 2
     assert f"Invalid value for '{words[-1]}'" in result.stderr
     assert value in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("browse orders --where '/a >'", "where: '/a >' – must be an expression"),
+        ("purge orders --where '/a >' --yes", "where: '/a >' – must be an expression"),
+        ("purge orders --ids 1,x --yes", "ids: 'x' – allowed are message ids"),
+        ("move orders others --ids 5-1 --yes", "'5-1'"),
+        ("move orders others --yes", "choose messages: --where EXPRESSION"),
+        ("edit orders --header lq-id=1 --all --yes", "headers: 'lq-id' – allowed are names"),
+        ("edit orders --header a=1 --where '/a >' --yes", "where: '/a >' – must be an expression"),
+        ("redrive orders --where '/a >'", "where: '/a >' – must be an expression"),
+        ("replay orders --since yesterday --yes", "since: 'yesterday' – allowed is ISO-8601"),
+        ("replay orders --where '/a >' --yes", "where: '/a >' – must be an expression"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_kafka_is_asked(words: str, why: str) -> None:
+    result = run(*shlex.split(words), "--url", "kafka://127.0.0.1:1")
+    assert result.exit_code == 2
+    assert why in result.stderr
 
 
 FILES = ("--config", "--token-file", "files")

@@ -65,6 +65,8 @@ def test_R4_wrong_words(shop: Shop, tmp_path: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             shop.replay(**options)
+        with pytest.raises(ConfigError, match=said):  # before the engine is asked
+            shop.bench.admin.replay("nobody", home=tmp_path, **options)
     with pytest.raises(ConfigError, match="there is no such queue"):
         shop.bench.admin.replay("nobody", home=tmp_path)
     with pytest.raises(LakequeueError, match="has no table messages"):
