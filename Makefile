@@ -25,8 +25,8 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed: install it, or run make PYTHON=/path/to/python3." >&2; \
 		exit 1; }
-	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; \
-	command -v "$$java" >/dev/null || command -v java >/dev/null || { \
+	@command -v "$${JAVA_HOME:+$$JAVA_HOME/bin/}java" >/dev/null || { command -v java >/dev/null && \
+		echo "JAVA_HOME: $$JAVA_HOME has no Java; the one on the PATH is used instead." >&2; } || { \
 		echo "Java 17 or newer is needed: install a JRE (Debian and Ubuntu:" \
 			"apt-get install openjdk-17-jre-headless), or point JAVA_HOME at one." >&2; \
 		exit 1; }

@@ -14,8 +14,10 @@ stay when a batch is repeated. Jars for other stores must come with the cluster.
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -29,6 +31,8 @@ from pathlib import Path
 
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import S3A, Folder, RemoteFolder, s3_settings
+
+log = logging.getLogger("lakequeue.engine")
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 JARS_XML = CONF / "jars.xml"
@@ -71,8 +75,9 @@ def java_version(java: str | Path) -> int | None:
 
 
 def java_executable() -> Path:
-    """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough. Raises LakequeueError if
-    there is none; the error says what was found instead.
+    """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough. Warns if that of
+    ``JAVA_HOME`` is not. Raises LakequeueError if there is none; the error says what was found
+    instead.
     """
     seen: list[str] = []
     home = os.environ.get("JAVA_HOME")
@@ -81,6 +86,11 @@ def java_executable() -> Path:
             continue
         major = java_version(candidate)
         if major is not None and major >= JAVA_MAJOR_MIN:
+            if seen:
+                _warn(
+                    f"JAVA_HOME: {seen[0]}, and Java {JAVA_MAJOR_MIN} or newer is needed; "
+                    f"{candidate} is used instead"
+                )
             return Path(candidate)
         seen.append(f"{candidate} is {f'version {major}' if major else 'not a working Java'}")
     found = "; ".join(dict.fromkeys(seen)) or "there is none in JAVA_HOME or on the PATH"
@@ -88,6 +98,12 @@ def java_executable() -> Path:
         f"Java {JAVA_MAJOR_MIN} or newer is needed ({found}): install a JRE, for example "
         "`apt-get install openjdk-17-jre-headless`, or point JAVA_HOME at one."
     )
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning once: each start of Kafka and of Spark asks for Java."""
+    log.warning(text)
 
 
 def cached_jars(wanted: Path | None = None) -> Jars | None:

@@ -149,15 +149,22 @@ def test_the_cache_cannot_be_used(
 
 
 def test_java_home_comes_first(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     java(tmp_path / "path/java", 'openjdk version "17.0.9"')
     chosen = java(tmp_path / "home/bin/java", 'openjdk version "21"')
     monkeypatch.setenv("PATH", f"{tmp_path}/path:/bin")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert java_executable() == chosen
+    assert caplog.messages == []
     java(chosen, 'java version "1.8.0_392"')  # too old: the one on the PATH does
+    chosen_old = f"JAVA_HOME: {chosen} is version 8, and Java 17 or newer is needed; "
+    for _ in range(2):
+        assert java_executable() == tmp_path / "path/java"
+    assert caplog.messages == [chosen_old + f"{tmp_path}/path/java is used instead"], "once"
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
     assert java_executable() == tmp_path / "path/java"
+    assert "JAVA_HOME: /nowhere/bin/java is not a working Java" in caplog.messages[-1]
 
 
 @pytest.mark.usefixtures("cache")
@@ -213,11 +220,12 @@ class Archiver:
         self.jar.write_text("a")
         self.classes = cache / "classes"
 
-    def recorded(self) -> JavaArchive:
-        """An archive that is still to be made, of a Java that runs."""
-        archive = JavaArchive("test", self.list)
-        assert self.options(archive)[1:] == [f"-XX:DumpLoadedClassList={self.list}"]
-        self.list.write_text(CLASSES)
+    def recorded(self, home: str = "") -> JavaArchive:
+        """An archive that is still to be made, of a Java that runs for this home."""
+        record = self.list.with_name(f"{home}{self.list.name}")
+        archive = JavaArchive("test", record)
+        assert self.options(archive)[1:] == [f"-XX:DumpLoadedClassList={record}"]
+        record.write_text(CLASSES)
         archive.class_path = str(self.jar)
         return archive
 
@@ -260,6 +268,13 @@ def test_it_is_made_once_and_used_then(archiver: Archiver) -> None:
     assert path.read_text() == CLASSES.rpartition("\n")[0] + "\n"
     assert sorted(p.name for p in path.parent.iterdir()) == ["lock", path.name]
     assert f"-XX:SharedArchiveFile={path}" in archiver.options(JavaArchive("test"))
+
+
+def test_two_homes_make_it_once(archiver: Archiver) -> None:
+    two = [archiver.recorded(home) for home in ("one-", "other-")]
+    assert two[0].path == two[1].path
+    at_once([archive.make for archive in two])
+    assert archiver.runs.read_text() == "run\n"
 
 
 def test_a_java_that_fails_leaves_nothing(
