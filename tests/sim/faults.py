@@ -247,9 +247,14 @@ class FaultyHome(Traffic):
             must(found.count(found[0]) == len(found), f"brokers know {name!r} differently: {found}")
 
     def _judge_ranges(self, site: Site) -> None:
-        """Its steps took each record that was there once, and left none out."""
+        """Its steps took each record that was there once, and left none out. A home that changed
+        says where it reads on: of a captured partition that another broker had, where that was. It
+        may have read further, for none of its queues (`reading_positions`)."""
         due: dict[tuple[str, int], int] = {}
+        begins = dict(site.begins)
         for step, ranges in sorted(site.log.ever.items()):
+            for before in sorted(at for at in begins if at < step):
+                due |= begins.pop(before)
             for r in ranges:
                 place = r.topic, r.partition
                 at = due.get(place, r.first)

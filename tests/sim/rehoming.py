@@ -141,6 +141,7 @@ def _take(world: Home, found: Rehomed, before: dict[str, Snapshot]) -> None:
         )
         site.origin = Saved(msgspec.msgpack.encode(snapshot), dict(one.pages))
         site.saved = [site.origin]
+        site.begins[header.step] = dict(one.offsets)
         sites[one.name] = site
     heir = min(sites.values(), key=lambda site: site.number)
     for site in gone:

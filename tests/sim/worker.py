@@ -60,7 +60,8 @@ class Saved:
 @dataclass
 class Site:
     """What outlives the workers of a broker. origin: the state behind which its steps begin, the
-    judge's; marks: digests of the pages by step, the same;
+    judge's; begins: where it read on after each step at which the home changed, the same;
+    marks: digests of the pages by step, the same;
     skew: of its machine's clock, ms; dies_at: the next point at which a worker dies, and how many
     times it is passed before."""
 
@@ -76,6 +77,7 @@ class Site:
     is_cut: bool = False
     dies_at: tuple[str, int] | None = None
     worker: Worker | None = None
+    begins: dict[int, dict[PartitionId, int]] = field(default_factory=dict)
     captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
