@@ -61,3 +61,20 @@ def test_O4_a_row_that_is_becoming_live_is_not_next_yet() -> None:
     assert not ready.is_next(row)
     ready.add([row])
     assert ready.is_next(row)
+
+
+def test_O4_an_empty_queue_remembers_no_key() -> None:
+    """However many keys it had: a purge left each with the cold page that its messages were in."""
+    steps = TwinSteps(limits=Limits(live_rows=8, segment_rows=4))
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
+    bodies = [b'{"k":%d}' % (n % 30) for n in range(60)]
+    steps.run(publishes=[("orders", body) for body in bodies])
+    (queue,) = steps.brokers[0].queues.values()
+    assert len(queue.ready.lanes) == 30
+    steps.run([c.Purge(queue="orders")])
+    while described(steps)["depth"]:
+        steps.tick(1)
+    assert (queue.ready.lanes, queue.ready.asking) == ({}, [])
+    steps.run([subscribe("a", 9)])
+    again = [("orders", body) for body in (bodies[0], bodies[1], bodies[0])]
+    assert delivered(steps.run(publishes=again)) == [61, 62]
