@@ -3,12 +3,14 @@ anew, and what a broker cannot take in that it was granted takes nothing else al
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from lakequeue.mesh import handover
-from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE
+from lakequeue.mesh import credit, handover
+from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, Credits, MeshFacts
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.mesh_messages import HandOver
 from rules.harness import drain
 from rules.mesh import (
     BROKERS,
@@ -77,6 +79,48 @@ def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
     for message in got:
         message.ack()
     assert (len(drain(eager)), mesh.depths()) == (2, [3, 2, 2])
+
+
+# ---------------------------------------------------------------- what is told, and what is left
+
+ONE, OTHER = "/n = 1", "/n = 2"
+
+
+@pytest.mark.parametrize(
+    ("left", "rooms", "ready", "told", "then"),
+    [
+        pytest.param({}, {None: 3}, 0, [(None, 3)], {None: 3}, id="the first"),
+        pytest.param({None: 5}, {None: 10}, 0, [], {None: 5}, id="half of it is left"),
+        pytest.param({None: 4}, {None: 10}, 0, [(None, 10)], {None: 10}, id="less than half"),
+        pytest.param({None: 5}, {None: 11}, 0, [(None, 11)], {None: 11}, id="less than 5.5"),
+        pytest.param({None: 9}, {None: 2}, 5, [], {None: 9}, id="some, while messages are ready"),
+        pytest.param({None: 3}, {None: 0}, 1, [(None, 0)], {None: 0}, id="none, and one is ready"),
+        pytest.param({None: 3}, {None: 0}, 0, [], {None: 3}, id="none, and nothing waits"),
+        pytest.param({None: 0}, {None: 0}, 1, [], {None: 0}, id="none, as it is known"),
+        pytest.param({ONE: 2}, {OTHER: 2}, 0, [(OTHER, 2), (ONE, None)], {OTHER: 2}, id="filters"),
+    ],
+)
+def test_H4_room_is_told_when_less_than_half_of_it_is_left_or_none_is(
+    left: credit.Rooms, rooms: credit.Rooms, ready: int, told: Any, then: credit.Rooms
+) -> None:
+    header = SimpleNamespace(depth=ready + 5, leased=2, delayed=3)
+    assert credit._changed(SimpleNamespace(header=header), left, rooms) == told
+    assert left == then
+
+
+def test_H4_what_has_come_takes_of_the_room_that_its_sender_knows() -> None:
+    rooms = {("v", "q"): {1: {None: 5, ONE: 2}, 2: {None: 5}}}
+    facts = MeshFacts(credits=Credits(rooms=rooms))
+
+    def come(n: int, text: str | None = None, waiting: bool = False, queue: str = "q") -> Any:
+        credit.count_come(facts, 1, HandOver("v", queue, waiting, 0, text, b"", [], 0), n)
+        return [*facts.credits.rooms["v", "q"].values()]
+
+    assert come(3) == [{None: 2, ONE: 2}, {None: 5}]
+    assert come(1, ONE) == [{None: 2, ONE: 1}, {None: 5}]
+    assert come(9, ONE) == [{None: 2, ONE: 0}, {None: 5}]
+    for other in ({"text": OTHER}, {"waiting": True}, {"queue": "r"}):
+        assert come(1, **other) == [{None: 2, ONE: 0}, {None: 5}]
 
 
 # ---------------------------------------------------------------- queues that are made anew

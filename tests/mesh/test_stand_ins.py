@@ -6,12 +6,15 @@ from __future__ import annotations
 import pytest
 from lakequeue.definitions import parse_definition
 from lakequeue.definitions.definition import to_wire
+from lakequeue.mesh import stand_ins
 from lakequeue.mesh.facts import Entry, MeshFacts
 from lakequeue.mesh.queue_placement import QueuePlacement
 from lakequeue.monitor.queue_details import described
 from lakequeue.protocol.errors import Rejected
+from lakequeue.protocol.mesh_messages import Answer
 from lakequeue.sinks.queue_figures import Look, QueueFigures
-from rules.mesh import BROKERS, Mesh, local
+from lakequeue.state.storage.row import MOVING, READY
+from rules.mesh import BROKERS, LOST, Mesh, Network, local
 
 FAR = local("far", "c", "news")
 
@@ -79,6 +82,26 @@ def test_S4_M2_what_a_stand_in_discards_is_told_and_journaled_under_the_name_of_
     receipt = mesh.producer("a").send("news", b"{}")
     assert (receipt.discarded, receipt.reason, receipt.queue) == (True, "queue_shutdown", "far")
     assert [row["queue"] for row in mesh.events("discarded")] == ["far"]
+
+
+def test_M3_S7_an_answer_about_something_earlier_takes_nothing_back(network: Network) -> None:
+    """It is about an earlier attempt, or about an earlier queue of this name."""
+    mesh = Mesh(FAR)
+    network.fault = lambda word: LOST if word.kind == "hand_over" else None
+    for _ in range(3):
+        mesh.send("a", "news")
+    state, facts = mesh.state("a"), mesh.facts("a")
+    queue = stand_ins.find(state, "default", "far")
+    attempt, born = facts.lanes[queue.number].attempt, mesh.entries("a")["far"].born
+
+    def after(attempt: int, born: int) -> list[int]:
+        refused = Answer("default", "far", True, attempt, born, [], "queue_quota")
+        stand_ins.answered(state, facts, facts.brokers["c"], refused)
+        return [row.state for row in queue.live.values()]
+
+    assert after(attempt - 1, born) == [MOVING] * 3
+    assert after(attempt, born - 1) == [MOVING] * 3
+    assert after(attempt, born) == [READY] * 3
 
 
 def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:

@@ -306,6 +306,43 @@ def test_X4_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with_and
     assert admin.grown == grown
 
 
+class Sized(Admin):
+    """All topics of a VPN, and a publish topic of this size."""
+
+    def __init__(self, size: int) -> None:
+        kinds = [f"v.{kind}" for kind in topics_admin.PARTITIONS]
+        brokers = [f"{b}.{k}" for b in "ab" for k in ("steps", "control", "instructions", "mesh")]
+        super().__init__(**{name: {} for name in kinds + brokers})
+        self.size = size
+
+    def create_partitions(self, counts: dict[str, int]) -> None:
+        self.grown = counts
+
+    def describe_topics(self, names: list[str]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "partitions": [0] * (self.size if name == "v.publish" else 1)}
+            for name in names
+        ]
+
+
+@pytest.mark.parametrize(
+    ("size", "before", "fits"),
+    [(8, 1, True), (9, 1, False), (16, 1, False), (16, 2, True), (17, 2, False), (16, 0, True),
+     (17, 0, False), (9, 0, True), (16, 3, True)],
+)  # fmt: skip
+def test_M4_partitions_that_nobody_would_read_are_refused(
+    use: Callable[[Admin], None], size: int, before: int, fits: bool
+) -> None:
+    """Two brokers have eight each; with fewer before, nobody read more than theirs."""
+    use(Sized(size))
+    if fits:
+        found = topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=before)
+        assert found["v.publish"] == 16
+        return
+    with pytest.raises(LakequeueError, match=rf"topic 'v.publish' has {size} partitions"):
+        topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=before)
+
+
 def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_versions(
     use: Callable[[Admin], None],
 ) -> None:

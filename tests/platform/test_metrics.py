@@ -8,6 +8,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import lakequeue
 import pyarrow as pa
@@ -19,6 +20,7 @@ from lakequeue.sinks.metric_table import BRIDGE, LANES, PHASES, SAMPLES, TABLE
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import OTHER, Look, bridge_families
 from lakequeue.streaming.loop.figures import NAMES
+from lakequeue.streaming.watch import queue_watch
 from lakequeue.streaming.watch.queue_watch import QueueWatch
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -296,6 +298,45 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine, watched: 
     engine.send("orders")
     wait_for(lambda: engine.value("queue_depth") == 3)
     assert asked == ["default"]  # one connection for all looks
+
+
+@pytest.mark.parametrize(("look_s", "rest_s"), [(0.01, 5.0), (0.2, 10.0), (60.0, 300.0)])
+def test_looks_take_a_fiftieth_of_the_time_at_most(
+    monkeypatch: pytest.MonkeyPatch, look_s: float, rest_s: float
+) -> None:
+    watch, rests = QueueWatch("", [], Mock()), list[float]()
+    monkeypatch.setattr(watch, "_look", lambda _: Look(seconds=look_s))
+    watch._stopping = Mock(wait=lambda seconds: rests.append(seconds) or True)
+    watch._run()
+    assert rests == [rest_s]
+
+
+def test_who_reads_after_a_pause_gets_figures_of_a_new_look(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While nobody reads, it does not look."""
+    looks: list[Look] = []
+    watch = QueueWatch("", [], Mock(seen=looks.append), every_s=0.01)
+    monkeypatch.setattr(watch, "_look", lambda _: (time.sleep(0.1), Look())[1])
+    monkeypatch.setattr(queue_watch, "UNWANTED_S", 0.05)
+    for number in (1, 2):
+        watch.wanted()
+        assert len(looks) == number
+        wait_for(lambda: watch._thread is None)
+    time.sleep(0.2)
+    assert len(looks) == 2
+
+
+def test_brokers_are_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked = [0.0], list[float]()
+    watch = QueueWatch("", [], Mock())
+    monkeypatch.setattr(queue_watch.time, "monotonic", lambda: now[0])
+    connection = Mock(number=7, brokers=lambda: (asked.append(now[0]), [{"number": 1}])[1])
+    for now[0] in (100.0, 159.0, 160.0, 200.0):
+        assert watch._known_brokers(connection) == [{"number": 1}]
+    assert asked == [100.0, 160.0]
+    connection.brokers, now[0] = lambda: [], 300.0
+    assert watch._known_brokers(connection) == [{"name": "", "number": 7}]
 
 
 def test_every_broker_is_looked_at(watched: Any) -> None:
