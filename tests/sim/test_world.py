@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from sim.world import run
 
-SEEDS, A_TEST = 400, 100
+SEEDS, A_TEST = 200, 100
 EXPECTED = {
     "granted", "transferred", "lane_blocked", "lane_flows", "went", "arrived", "dead_lettered",
     "rejected", "session_lost", "lease_ended", "expired", "redriven", "consumer_rejected",
