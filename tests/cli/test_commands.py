@@ -310,25 +310,3 @@ def test_h2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
         done = shell.json("bridges", "--delete", "out", "--yes")
         assert done == {"bridge": "out", "deleted": True, "messages": 2}
     assert shell.json("bridges") == []
-
-
-# ---------------------------------------------------------------- start-up
-
-LOADED = """
-import sys
-from lakequeue.cli import main
-try:
-    main(["--help"])
-finally:
-    print(*sys.modules, file=sys.stderr)
-"""
-
-
-def test_start_up_is_quick() -> None:
-    """What takes its time to load is loaded by who needs it."""
-    done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True)
-    assert "Usage: " in done.stdout
-    loaded = {name.partition(".")[0] for name in done.stderr.split()}
-    assert "click" in loaded
-    heavy = {"confluent_kafka", "deltalake", "duckdb", "kafka", "numpy", "pyarrow", "pyspark"}
-    assert not heavy & loaded

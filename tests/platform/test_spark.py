@@ -266,7 +266,7 @@ from lakequeue.streaming.loop.worker_daemon import load
 load()
 before = set(sys.modules)
 assert threading.active_count() == 1, threading.enumerate()
-for _ in range(6):
+for _ in range(2):
     child = os.fork()
     if child == 0:
         import numpy, pandas, pyarrow
