@@ -89,12 +89,13 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \
 		exit 1 ;; esac
 
-soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED; LAKEQUEUE_SIM_SEEDS simulated homes (10000), all planted bugs; 10000 tasks of Celery
+soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED; LAKEQUEUE_SIM_SEEDS simulated homes (10000), all planted bugs; long walks; 10000 tasks of Celery
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
 		LAKEQUEUE_CHAOS_SEED="$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" \
 		$(BIN)/pytest -q -s tests/job/test_chaos.py
 	@PYTHONPATH=tests $(BIN)/python -m sim "$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" --soak "$${LAKEQUEUE_SIM_SEEDS:-10000}"
 	@PYTHONPATH=tests $(BIN)/python -m sim --mutants
+	@LAKEQUEUE_FUZZ=40 LAKEQUEUE_WALKS=20 $(BIN)/pytest -q --numprocesses auto tests/fuzz tests/model tests/state tests/mesh/test_rejoining.py
 	@LAKEQUEUE_JOB_KILLS=10 LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
 	@PYTHONPATH=tests $(BIN)/python -m job.celery_day
 

@@ -1,6 +1,6 @@
 """Nothing from outside stops a step, and everything that comes in is accounted for.
 
-`LAKEQUEUE_FUZZ=15` hands over 300,000 mutated commands and records instead of 20,000.
+`LAKEQUEUE_FUZZ=40` hands over 300,000 mutated commands and records instead of 7,500.
 """
 
 import json
@@ -21,7 +21,7 @@ RECORDS_PER_SEED = 2_500
 REPLY = {**INBOX, "request": "one"}
 
 
-@pytest.mark.parametrize("seed", range(8 * TIMES))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_S1_no_record_stops_a_step(seed: int) -> None:
     """Each is carried out, answered with an error, or with the rejected; the state stays whole."""
     fuzz = Fuzz(seed)
@@ -50,7 +50,7 @@ def test_R1_no_record_stops_the_tables(seed: int, tmp_path: Path) -> None:
         assert rows >= RECORDS_PER_SEED
 
 
-@pytest.mark.parametrize("seed", range(4 * TIMES))
+@pytest.mark.parametrize("seed", range(TIMES))
 def test_S1_a_wrong_command_changes_nothing(seed: int) -> None:
     """Two copies of one state, two commands that are refused: the states stay equal."""
     fuzz = Fuzz(100_000 + seed)

@@ -13,6 +13,7 @@ from lakequeue.mesh.channel import RejoiningBroker, agree, skip_lost_steps
 from lakequeue.mesh.facts import Peer, Sent, peers_of, put_peers
 from lakequeue.protocol.outputs import Output
 from lakequeue.state import Batch, DictStore
+from model.batches import TIMES
 from rules.mesh import BROKERS, Mesh, local, numbers, shared
 from rules.mortal import MortalBroker, MortalEngine
 
@@ -97,7 +98,7 @@ class Kept(Mesh):
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_R3_brokers_that_are_made_again_go_on_together(seed: int, elsewhere: bool) -> None:
     """Whatever was sent is in all its queues, once: what lost steps had taken in comes again."""
     draw = random.Random(seed)

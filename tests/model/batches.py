@@ -6,6 +6,7 @@ are defined again in all ways while they hold messages (Q9). No client is in bet
 """
 
 import json
+import os
 import random
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from rules.steps import NOW, REPLY, Steps, replies, subscribe
 Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
 Part = TypeVar("Part")
+TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))  # so many times as many walks
 
 TTLS = (None, None, None, None, None, None, "700ms", "3100ms", "9700ms")
 DELAYS = (None, None, "300ms", "1300ms", "4700ms")

@@ -12,16 +12,16 @@ from state.counting_store import CountingStore
 
 from .twin_steps import TwinSteps
 
-# As much less than the usual limits as there are fewer messages: a hundred segments.
+# As much less than the usual limits as there are fewer messages: fifty segments.
 SMALL = Limits(live_rows=512, segment_rows=64, looks=1_280, merge_rows=128)
-DEPTH = 6_400
+DEPTH = 3_200
 KEYS: dict[str, Callable[[int, random.Random], int]] = {
     "one key": lambda n, r: 1,
     "one key, each fiftieth another": lambda n, r: 1 if n % 50 else n,
     "a third as many keys as messages": lambda n, r: n % (DEPTH // 3),
     "as many, at random": lambda n, r: r.randrange(DEPTH // 3),
     "a busy key among them": lambda n, r: r.choice((1, r.randrange(DEPTH))),
-    "key after key": lambda n, r: n // 400,
+    "key after key": lambda n, r: n // 200,
 }
 
 

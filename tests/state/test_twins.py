@@ -5,17 +5,15 @@ cold rows, filters, keys, barriers, delays, early acks, tasks in turns, transpor
 that are lost. `LAKEQUEUE_WALKS=10` makes ten times as many.
 """
 
-import os
 import random
 from typing import Any
 
 import pytest
 from model.audit import Trouble
-from model.batches import Walk, random_batches, random_queues
+from model.batches import TIMES, Walk, random_batches, random_queues
 
 from .twin_steps import LIMITS, TwinSteps
 
-TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))
 # Walks that found what no other test did: keys that wait behind cold ones, also after merges.
 FOUND = (1023, 1052, 1104, 1153, 1286, 1361, 1366, 1415)
 pytestmark = pytest.mark.usefixtures("small_active_sets")
@@ -24,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("small_active_sets")
 @pytest.mark.parametrize("name", LIMITS)
 def test_R_L_X_S_twins_do_the_same_and_every_life_is_whole(name: str) -> None:
     loaded = 0
-    for seed in range(3 * TIMES):
+    for seed in range(2 * TIMES):
         havoc = Trouble(seed, TwinSteps, limits=LIMITS[name], chance=0.1, checked=seed % 3 == 0)
         try:
             havoc.go(20, 14)
@@ -64,7 +62,7 @@ def test_L_B_F_O_X_R5_Q9_batches_that_were_wrong_once(seed: int) -> None:
 @pytest.mark.parametrize("part", range(6))
 def test_L_B_F_O_X_R5_Q9_batches_where_nearly_all_is_cold(part: int) -> None:
     """The naive model says what is right, whatever is live or cold, loaded or not."""
-    for seed in range(7 * TIMES):
+    for seed in range(3 * TIMES):
         check_batches("storage", part + 6 * seed)
 
 

@@ -14,6 +14,7 @@ from lakequeue.state.storage.row import NEVER, Row, by_key, by_until
 from lakequeue.state.storage.runs import Runs
 from lakequeue.state.storage.segments import RunsState
 from lakequeue.state.storage.store import DictStore
+from model.batches import TIMES
 from state.counting_store import CountingStore
 
 TINY = replace(Limits(), segment_rows=4)
@@ -177,7 +178,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
     walk = Walk(seed, kind)
     walk.run(150)
@@ -191,7 +192,7 @@ def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> None:
     """Two walk on from one mark: one that goes on, and one that was loaded."""
     first = Walk(seed, kind)

@@ -14,6 +14,7 @@ from lakequeue.state.storage.blocks import Content
 from lakequeue.state.storage.row import Row
 from lakequeue.state.storage.spool import Spool, SpoolState
 from lakequeue.state.storage.store import DictStore
+from model.batches import TIMES
 
 TINY = replace(Limits(), block_bytes=100, file_bytes=300, store_slack_bytes=50, blocks_cached=2)
 encode = msgspec.msgpack.encode
@@ -136,7 +137,7 @@ class Walk:
             self.check()
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8 * TIMES))
 def test_a_spool_holds_what_a_dict_holds(seed: int) -> None:
     walk = Walk(seed)
     walk.run(200, "publish publish settle match release compact skip reload")
@@ -148,7 +149,7 @@ def test_a_spool_holds_what_a_dict_holds(seed: int) -> None:
     assert not walk.store.pages, "an empty spool keeps no page"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4 * TIMES))
 def test_a_replay_from_a_mark_writes_the_same_pages(seed: int) -> None:
     first = Walk(seed)
     for mark in range(6):
@@ -168,7 +169,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(seed: int) -> None:
         assert first.store.dump() == second.store.dump()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
     """S8: one message of many does not keep its block, however often that happens."""
     walk = Walk(seed)
