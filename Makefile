@@ -58,7 +58,7 @@ demo: setup ## real flights through real queues, then the accounts
 # carries out a line with $(MAKE) in it even where it is only to print it (-n).
 # Java's classes are archived some minutes after the first engine's start, and from then on a start takes
 # 26 s of a core instead of 35: so what uses the archive comes late in each row.
-ALONE := tests/job/test_live_brokers.py tests/job/test_chaos.py tests/job/test_standalone.py
+ALONE := tests/job/test_chaos.py tests/job/test_standalone.py
 LATE := tests/job/test_away.py
 PRINTED := tests/docs/test_commands_run.py
 MARKED := $(sort $(shell grep -rl --include='test_*.py' 'mark\.job' tests))

@@ -1,4 +1,5 @@
-"""The real job for the tests: one Kafka broker and one engine for each trigger, and all tests.
+"""The real job for the tests: one Kafka broker and one engine for all of them. At last the same
+Java serves another home, in micro-batches.
 
 Only what must see the engine die, or needs other settings, starts an engine of its own, as a
 process (`processes.py`).
@@ -19,7 +20,7 @@ from job.processes import INTERPRETED
 from job.scenarios import chosen, queue_name, queues_of
 from lakequeue.definitions import Configuration, parse_configuration
 from lakequeue.streaming import EmbeddedKafka, Engine, java
-from lakequeue.streaming.engine_settings import REAL_TIME, TRIGGERS
+from lakequeue.streaming.engine_settings import MICRO_BATCH, REAL_TIME
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 BATCH_S = 8.0  # what the driver hears comes with the end of a batch, which costs half a second
@@ -29,7 +30,6 @@ ARCHIVE_S = 25.0
 java._HUMBLY = 'exec "$@"'
 ENGINE = pytest.StashKey[contextlib.ExitStack]()
 LAST = pytest.StashKey[bool]()
-in_real_time = pytest.mark.parametrize("job", [REAL_TIME], indirect=True)  # one trigger is enough
 
 QUEUES: list[dict[str, Any]] = [
     {"name": "plain", "message_type": "json", "max_per_subscription_backlog": 50},
@@ -54,9 +54,8 @@ WRITTEN_PLAINLY = ["plain", "bad", "tables"]  # topics that tests write to
 class Job:
     """A running engine in this process."""
 
-    kafka: EmbeddedKafka
-    trigger: str
     failures: list[BaseException] = field(default_factory=list)
+    kafka: EmbeddedKafka = field(init=False)
     engine: Engine = field(init=False)
 
     @property
@@ -72,16 +71,13 @@ class Job:
     def connect(self, name: str = "test") -> lakequeue.Connection:
         return lakequeue.connect(self.url, client_name=name)
 
-    def start(self, home: Path) -> None:
+    def start(self, home: Path, trigger: str = REAL_TIME) -> None:
         """Serve this home. Spark's Java is this process's, and warm the second time."""
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "6",
-            "lakequeue.trigger": self.trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
+            "lakequeue.history_interval_s": "12", "lakequeue.snapshots_interval_s": "24",
+            "lakequeue.trigger": trigger, "lakequeue.batch_s": str(BATCH_S), **INTERPRETED,
         }  # fmt: skip
-        if self.trigger == REAL_TIME:  # with it are the tests that look at the history
-            settings |= {
-                "lakequeue.history_interval_s": "12", "lakequeue.snapshots_interval_s": "24"
-            }  # fmt: skip
         bootstrap = self.kafka.bootstrap_servers
         self.engine = Engine(bootstrap, home, configuration(), settings=settings)
         self._supervisor = threading.Thread(target=self.watch, args=(self.engine,), daemon=True)
@@ -112,42 +108,54 @@ def configuration() -> Configuration:
 
 
 @contextlib.contextmanager
-def running(home: Path, trigger: str) -> Iterator[Job]:
-    """An engine, and a Kafka of its own. Others that are started later start faster."""
-    with EmbeddedKafka(home / "kafka") as kafka:
-        ensure_topics(kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
-        job = Job(kafka, trigger)
+def serving(job: Job, folder: Path, trigger: str) -> Iterator[None]:
+    """A new home, on a Kafka of its own."""
+    with EmbeddedKafka(folder / "kafka") as job.kafka:
+        ensure_topics(job.kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         try:
-            job.start(home)
-            java.make_later([kafka.archive, job.engine.application.archive], ARCHIVE_S)
-            ensure_topics(kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
-            yield job
+            job.start(folder, trigger)
+            yield
         finally:
             job.stop()
     assert not job.failures, f"the engine failed: {job.failures[0]}"
 
 
-@pytest.fixture(scope="session", params=TRIGGERS)
+@pytest.fixture(scope="session")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The engine, started once for each trigger; a module may choose one of them."""
+    """The engine, started once. Others that are started later start faster."""
+    job = Job()
     with contextlib.ExitStack() as engine:
         request.config.stash[ENGINE] = engine
-        home = tmp_path_factory.mktemp("job")
-        yield engine.enter_context(running(home, request.param))
+        engine.enter_context(serving(job, tmp_path_factory.mktemp("job"), REAL_TIME))
+        java.make_later([job.kafka.archive, job.engine.application.archive], ARCHIVE_S)
+        ensure_topics(job.kafka.bootstrap_servers, [], ["late-1"])  # for test_plain_kafka.py
+        yield job
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Put behind the others what leaves the engine another home, before pytest groups all by
-    trigger; then find the last test that has the engine, of each trigger."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)
-    yield
-    last = {
-        item.callspec.params["job"]: item
-        for item in items
-        if isinstance(item, pytest.Function) and "job" in item.fixturenames
-    }
-    for item in last.values():
+@pytest.fixture(scope="session")
+def micro_batches(
+    job: Job, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From here on the engine runs with Spark's other trigger."""
+    engine = request.config.stash[ENGINE]
+    engine.close()
+    engine.enter_context(serving(job, tmp_path_factory.mktemp("batches"), MICRO_BATCH))
+
+
+def _turn(item: pytest.Item) -> int:
+    """First what has the engine as it is; then what leaves it another home, and what has the other
+    trigger; last what has another engine, or none."""
+    names = getattr(item, "fixturenames", ())
+    if "job" not in names:
+        return 3
+    return 2 if "micro_batches" in names else int(item.get_closest_marker("last") is not None)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order them, and find the last one that has the engine."""
+    items.sort(key=_turn)
+    for item in [item for item in items if _turn(item) < 3][-1:]:
         item.stash[LAST] = True
 
 

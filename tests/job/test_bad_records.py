@@ -9,12 +9,12 @@ import random
 
 import lakequeue
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.crafted import NoUtf8
 from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-pytestmark = [pytest.mark.job, in_real_time]
+pytestmark = pytest.mark.job
 
 COMMANDS, PUBLISH, REJECTED = "default.commands", "default.publish", "default.rejected"
 PLACE = TopicPartition(REJECTED, 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from lake.history import crc_of, said_to_journal, write_history
 from lake.on_files import write_table
 from lake.references_in_memory import places_of, references_to
@@ -53,7 +53,6 @@ def compiled(rows: DataFrame) -> str:
         conf.set(COMPILED, str(before))
 
 
-@in_real_time
 def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

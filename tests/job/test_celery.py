@@ -10,10 +10,10 @@ from typing import Any
 
 import dramatiq
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 
-pytestmark = [pytest.mark.job, in_real_time]
+pytestmark = pytest.mark.job
 
 SENDS_AND_ENDS = """
 import sys

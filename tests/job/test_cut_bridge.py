@@ -21,7 +21,7 @@ import psutil
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.hosts import Host, Network, NoNetwork
 from job.processes import runs, until
 from lakequeue.protocol import topics
@@ -31,7 +31,7 @@ from lakequeue.streaming.bridges.bridge_watch import BridgeWatch
 from lakequeue.streaming.bridges.home_copier import HomeCopier
 from loop.on_kafka import EPOCH, LoopOnKafka, answers
 
-pytestmark = [pytest.mark.job, in_real_time]
+pytestmark = pytest.mark.job
 
 SILENCE_S = 5.0  # so long what copies waits for an answer here: 30 by default
 PAUSE_S_MAX = 3.0  # and between two tries: 30 by default

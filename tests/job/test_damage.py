@@ -1,29 +1,42 @@
-"""Checkpoint and log of steps are gone (R3): a home is made of the tables, and the same clients go
-on. On the way: what was moved, edited and replayed there (R4, R6). The engine is the one of all
-tests, and this is its last one.
+"""The engine of all tests changes, behind them, in this order. A broker comes and goes (M4, M5).
+Then checkpoint and log of steps are gone (R3): a home is made of the tables, and the same clients
+go on; on the way, what was moved, edited and replayed there (R4, R6).
 """
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import lakequeue
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.processes import until
-from job.tables import await_history
-from kafka import KafkaAdminClient
+from job.tables import await_history, in_kafka
+from job.traffic import Traffic, drain
+from kafka import KafkaAdminClient, KafkaProducer
 from lakequeue.lake import NoLake, open_lake
 from lakequeue.lake.past import as_of, brokers
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
+from lakequeue.protocol.errors import LakequeueError
+from lakequeue.sources.live import kafka_client
+from lakequeue.sources.replay_inputs import read_steps
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
 
+SEED = 34
+BACK_S_MAX = 180.0
+CHANGES = 3  # a broker comes, a queue moves, and the broker goes
+COMES, STEPS = "x", "broker-0.steps"
+LOCAL = {"message_type": "text", "type": "LocalQueue", "max_per_subscription_backlog": 50}
 COUNT = 40
 # A change of brokers takes a number that no step has.
 BEHIND_CHANGES = """
@@ -52,24 +65,128 @@ def take(consumer: Any, count: int) -> list[Any]:
     return [until(lambda: consumer.receive(1.0), 60, "a message") for _ in range(count)]
 
 
+def jammed(near: lakequeue.Connection) -> list[str]:
+    """Full queues of the other broker, with more for them, which is tried again each second."""
+    queues, admin, producer = ["full-0", "full-1"], near.admin(), near.producer()
+    for queue in queues:
+        much = {"max_spool_messages": 1, "subscriptions": [f"much/{queue}"]}
+        admin.define({"name": queue, "broker": COMES, **LOCAL, **much})
+        for n in range(3):
+            producer.send(f"much/{queue}", b"%d" % n)
+
+    def blocked() -> set[str]:
+        return {e["queue"] for e in admin.events() if e["event"] == "lane_blocked"}
+
+    until(lambda: blocked() >= {*queues}, BACK_S_MAX, "all are full")
+    return queues
+
+
 @pytest.mark.last
-@in_real_time
+def test_M4_M5_P1_a_broker_comes_and_goes_under_traffic(
+    job: Job, connection: lakequeue.Connection
+) -> None:
+    """A broker is added, a queue that captures a topic moves there, and the broker is removed. The
+    home comes to rest for each, though messages for full queues are tried again all the time.
+    Clients go on by themselves, also those of the broker that is gone; what was sent before,
+    meanwhile and after is stored once. (Which broker goes, and who dies meanwhile:
+    `tests/platform/test_brokers_at_rest.py`.)"""
+    bootstrap = job.kafka.bootstrap_servers
+    begins = in_kafka(bootstrap, STEPS)[STEPS, 0]  # others may have written to the log before
+    ensure_topics(bootstrap, [], ["fed-all", "fed"])
+    plain = KafkaProducer(bootstrap_servers=bootstrap)
+    admin, here = connection.admin(), {"broker": "broker-0", **LOCAL}
+    admin.define({"name": "orders-0", **here})
+    admin.define({"name": "rest", "subscriptions": ["rest/>"], **here})
+    admin.define({"name": "made", "underlying_topic": "fed-all", **here})
+    admin.define({"name": "fed-all", "message_type": "text"})
+    admin.define({"name": "fed", **here})
+    producers = [connection.producer()]
+    running = [Traffic(job.url, SEED, "orders-0", "broker-0", window=20, per_second=5)]
+    sent: list[Any] = []
+    bodies: list[bytes] = []
+
+    def send(count: int) -> None:
+        for _ in range(count):
+            bodies.append(b"%d" % len(bodies))
+            for topic in ("fed-all", "fed"):
+                plain.send(topic, bodies[-1]).get(30)
+            for producer in producers:
+                sent.append(until(lambda p=producer: offered(p), BACK_S_MAX, "it has room"))
+
+    def offered(producer: lakequeue.Producer) -> Any:
+        with contextlib.suppress(lakequeue.Timeout):  # its window is full while the home rests
+            return producer.send_async("rest/1", b"%d" % len(sent))
+
+    def meanwhile(what: Any, *names: str, **options: Any) -> Any:
+        """Others send while it is done, and after it all goes on."""
+        send(8)
+        with ThreadPoolExecutor(1) as pool:
+            done = pool.submit(what, *names, **options)
+            while not done.done():
+                send(1)
+                time.sleep(0.5)
+        for traffic in running:
+            traffic.goes_on(8, BACK_S_MAX)
+        return done.result()
+
+    meanwhile(admin.add_broker, COMES)
+    assert [b["name"] for b in admin.brokers()] == ["broker-0", COMES]
+    full = jammed(connection)
+    admin.define({"name": "orders-1", "broker": COMES, **LOCAL})
+    running.append(Traffic(job.url, SEED + 1, "orders-1", COMES, window=20, per_second=5))
+    with lakequeue.connect(job.url, broker=COMES) as gone:
+        producers.append(gone.producer())
+        with pytest.raises(LakequeueError, match="--pause"):
+            admin.move_queue("fed", COMES)
+        meanwhile(admin.move_queue, "fed", COMES, pause=True)
+        assert admin.describe("fed")["broker"] == COMES
+        moved = meanwhile(admin.remove_broker, COMES, "broker-0")
+        assert {one["queue"] for one in moved} >= {"fed", "orders-1", *full}
+        send(8)
+        for producer in producers:
+            producer.flush(timeout=BACK_S_MAX)
+    plain.close()
+    ids = [future.result(0).message_id for future in sent]
+    until(lambda: admin.describe("rest")["depth"] >= len(ids), BACK_S_MAX, "all arrive")
+    found = {m.id: m.payload for m in admin.browse("rest", limit=10_000)}
+    assert found == {one: b"%d" % n for n, one in enumerate(ids)}
+    for queue in ("fed-all", "made", "fed"):
+        until(lambda q=queue: admin.describe(q)["depth"] >= len(bodies), BACK_S_MAX, queue)
+        assert Counter(m.payload for m in admin.browse(queue, limit=10_000)) == Counter(bodies)
+    for traffic in running:
+        drain(traffic)
+    for queue in full:
+        with connection.consumer(queue, ack_mode="auto") as consumer:
+            assert [m.payload for m in take(consumer, 3)] == [b"0", b"1", b"2"]
+            assert consumer.receive(timeout=1) is None
+    assert [b["name"] for b in admin.brokers()] == ["broker-0"]
+    assert admin.describe("fed-all")["broker"] == "broker-0"
+    for why, what in (("was removed from this home before", admin.remove_broker),
+                      ("its name cannot be used again", admin.add_broker)):  # fmt: skip
+        with pytest.raises(LakequeueError, match=why):
+            what(COMES)
+    logged = read_steps(kafka_client(bootstrap, "look"), STEPS, begins)
+    numbers = sorted({r.step for _, r in logged})
+    missing = set(range(numbers[0], numbers[-1])) - set(numbers)
+    assert len(missing) <= CHANGES, "but for the changes at rest, which no record tells"
+    for queue in ("rest", "made", "fed-all", "fed", "orders-0", "orders-1", *full):
+        admin.delete(queue)
+
+
+@pytest.mark.last
 def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(job: Job, tmp_path: Path) -> None:
-    """Brokers came and went before: no step led to the states that this made, and the tables have
+    """A broker came and went before: no step led to the states that this made, and the tables have
     them all the same (M4)."""
     old, new = job.engine.home, tmp_path / "new"
     with job.connect("same") as connection:
         admin = connection.admin()
-        admin.add_broker("x")
-        until(lambda: all(b["state"] == "running" for b in admin.brokers()), 60, "all run")
-        admin.remove_broker("x")
 
         def lose() -> None:
             there = sum(queue["depth"] for queue in admin.queues())
             job.stop()
             with open_lake(old) as lake:
                 changes = lake.execute(BEHIND_CHANGES).fetchall()
-                assert len(changes) == 2
+                assert len(changes) == 2, "the test before makes them"
                 for (step,) in changes:
                     then = as_of(lake, old, "broker-0", step=step)
                     assert then.snapshot in (step - 1, step)  # it may be time for one
@@ -119,8 +236,8 @@ def forget(home: Path, address: str) -> None:
     """The checkpoint and the log of steps."""
     shutil.rmtree(home / "checkpoint")
     kafka = KafkaAdminClient(bootstrap_servers=address)
-    kafka.delete_topics(["broker-0.steps"])
-    until(lambda: "broker-0.steps" not in kafka.list_topics(), 30, "the topic is gone")
+    kafka.delete_topics([STEPS])
+    until(lambda: STEPS not in kafka.list_topics(), 30, "the topic is gone")
     kafka.close()
 
 

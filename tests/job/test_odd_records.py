@@ -11,10 +11,9 @@ import lakequeue
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.processes import until, write_at
 from lakequeue.protocol.errors import Rejected
-from lakequeue.streaming.engine_settings import MICRO_BATCH
 
 pytestmark = pytest.mark.job
 
@@ -43,7 +42,7 @@ def configure(job: Job, topic: str, key: str, value: int) -> None:
         done.result(90)
 
 
-@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
+@pytest.mark.usefixtures("micro_batches")
 def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     settings = {"bootstrap.servers": job.kafka.bootstrap_servers, "transactional.id": "foreign-in"}
     foreign = Producer(settings)
@@ -62,7 +61,6 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     assert found == [b'{"tx": 1}', b'{"tx": 2}']
 
 
-@in_real_time
 def test_L12_a_time_outside_the_calendar_is_now(job: Job) -> None:
     """Micro- and nanoseconds, and the most that there is."""
     # As every Kafka before 4.0 is by default.
@@ -80,7 +78,6 @@ def test_L12_a_time_outside_the_calendar_is_now(job: Job) -> None:
             assert abs((message.published_at - connection.now()).total_seconds()) < 90
 
 
-@in_real_time
 def test_S3_headers_that_fit_no_delivery_are_refused(job: Job) -> None:
     with job.connect() as connection:
         connection.admin().define({"name": "heavy", "message_type": "binary"})

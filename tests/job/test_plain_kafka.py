@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import lakequeue
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.processes import until
 from kafka import KafkaConsumer, KafkaProducer
 
 pytestmark = pytest.mark.job
 
 
-@in_real_time
 def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
     """No header of ours, no key of ours; a key of its own comes through."""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
@@ -29,7 +28,6 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
     assert [m.delivery_count for m in found] == [1, 1]
 
 
-@in_real_time
 def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.Connection) -> None:
     """It was made after the engine had started; the expression is one that Java does not read."""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)

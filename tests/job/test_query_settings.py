@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.processes import INTERPRETED, until
 from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 from lakequeue.streaming.spark.spark_session import executors
 
-pytestmark = [pytest.mark.job, in_real_time]
+pytestmark = pytest.mark.job
 
 
 def test_of_the_engines_query_alone(job: Job) -> None:

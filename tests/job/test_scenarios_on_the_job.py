@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from job.conftest import Job
 from job.scenarios import IN_BATCHES, RULES, chosen, queue_name
-from lakequeue.streaming.engine_settings import REAL_TIME
 from rules.scenario import Clock, Runner, Scenario
 
 pytestmark = pytest.mark.job
@@ -22,7 +21,7 @@ PATIENCE_S, QUIET_S, STRETCH = 60.0, 1.2, 5.0
 SLOWLY = 3.0
 
 
-def run(job: Job, rule: str, scenario: Scenario, slower: float = 1.0) -> None:
+def check(job: Job, rule: str, scenario: Scenario, slower: float = 1.0) -> None:
     clock = Clock(moves=False, patience_s=PATIENCE_S, quiet_s=QUIET_S, stretch=STRETCH * slower)
     again = "" if slower == 1.0 else " again"
     with job.connect(f"scenario-{rule}") as connection:
@@ -30,17 +29,25 @@ def run(job: Job, rule: str, scenario: Scenario, slower: float = 1.0) -> None:
 
 
 def test_scenarios(job: Job) -> None:
+    check_all(job, RULES)
+
+
+@pytest.mark.usefixtures("micro_batches")
+def test_scenarios_in_micro_batches(job: Job) -> None:
+    check_all(job, IN_BATCHES)
+
+
+def check_all(job: Job, wanted: tuple[str, ...]) -> None:
     """One that waits for what must not have happened yet fails where the machine is late. It shows
     alone, and slowly, which of the two it was."""
-    wanted = RULES if job.trigger == REAL_TIME else IN_BATCHES
     scenarios = {rule: one for rule, one in chosen().items() if rule in wanted}
     assert set(scenarios) == set(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:
-        outcomes = {rule: pool.submit(run, job, rule, one) for rule, one in scenarios.items()}
+        outcomes = {rule: pool.submit(check, job, rule, one) for rule, one in scenarios.items()}
     for rule, outcome in outcomes.items():
         try:
             outcome.result()
         except AssertionError:
             if not scenarios[rule].waits_s:
                 raise
-            run(job, rule, scenarios[rule], SLOWLY)
+            check(job, rule, scenarios[rule], SLOWLY)

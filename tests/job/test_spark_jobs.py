@@ -29,7 +29,7 @@ import lakequeue
 import psutil
 import pytest
 from job import micro_batches
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.processes import until
 from job.tables import newest
 from lakequeue.dataframes import LakequeueDataSource
@@ -140,7 +140,6 @@ def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[b
         process.wait(30)
 
 
-@in_real_time
 @pytest.mark.parametrize(
     ("program", "kills", "begins_s"),
     [
@@ -167,7 +166,6 @@ def test_each_message_is_once_in_the_table_when_the_job_is_killed(
     assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
 
 
-@in_real_time
 def test_rows_are_published_once_also_when_they_are_written_again(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
@@ -194,7 +192,6 @@ def test_rows_are_published_once_also_when_they_are_written_again(
     assert all(text == f"row {n}" for text, n, _ in got)
 
 
-@in_real_time
 def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_end(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
@@ -230,7 +227,6 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
     until(lambda: admin.describe(FROM_ROWS)["depth"] == 0, 30, "the last batch is acknowledged")
 
 
-@in_real_time
 def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> None:
     reader = spark.readStream.format("lakequeue").options(**options(job, TO_TABLE))
     assert reader.load().schema == micro_batches.SCHEMA

@@ -9,8 +9,7 @@ Each broker is a client of the others (M1–M6). Under traffic one dies, links a
 on both, an executor is lost, and another is told to leave (a node is drained, a spot instance taken
 back). Nothing is lost, what comes twice says so, and the log of each broker has every step once: a
 worker that was cut off or frozen, and whose broker steps elsewhere by then, is fenced and says
-nothing. (What brokers say to each other: `tests/mesh`; brokers that come and go:
-`test_live_brokers.py`.)
+nothing. (What brokers say to each other: `tests/mesh`; brokers that come and go: `test_damage.py`.)
 """
 
 from __future__ import annotations

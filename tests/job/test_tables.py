@@ -1,4 +1,6 @@
-"""The Delta tables say what `describe` says, also after the queries were started again (R1)."""
+"""The Delta tables: what stands there, how it is asked for, and that each thing is there once, also
+after the queries were started again (R1). (That the journal sums up to what `describe` says:
+`tests/model/audit.py`.)"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from urllib.parse import unquote
 import deltalake
 import lakequeue
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from job.crafted import NoUtf8
 from job.processes import until
 from job.tables import await_history, rows_where
@@ -44,7 +46,6 @@ from lakequeue.sinks.table_writer import TableWriter
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from lakequeue.sources.kafka_source import read_stream
 from lakequeue.sources.live import kafka_client
-from lakequeue.streaming.engine_settings import MICRO_BATCH
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 from pyspark.sql import SparkSession
@@ -52,7 +53,6 @@ from pyspark.sql import SparkSession
 pytestmark = pytest.mark.job
 
 QUEUE = "tables"
-COUNTED = ("spooled", "delivered", "redelivered", "acknowledged", "canceled", "expired")
 _new = count(1)
 
 
@@ -75,67 +75,6 @@ def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
     return found
 
 
-def traffic(job: Job, connection: lakequeue.Connection) -> None:
-    """100 messages, 10 of them by a plain producer; some canceled once, some expired."""
-    producer = connection.producer()
-    futures = [producer.send_async(QUEUE, f"{i}") for i in range(85)]
-    futures += [
-        producer.send_async(QUEUE, f"late {i}", ttl="50ms", headers={"a": "b"}) for i in range(5)
-    ]
-    producer.flush(60)
-    plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
-    for i in range(10):
-        plain.send(QUEUE, f"plain {i}".encode()).get(30)
-    plain.close()
-    canceled: set[str] = set()
-    done: set[str] = set()
-
-    def take() -> bool:
-        message = consumer.receive(1.0)
-        if message is None:
-            return connection.admin().describe(QUEUE)["depth"] == 0
-        if int(message.id) % 10 == 0 and message.id not in canceled:
-            canceled.add(message.id)
-            message.cancel()
-        else:
-            done.add(message.id)
-            message.ack()
-        return False
-
-    with connection.consumer(QUEUE, ack_mode="individual", max_backlog=100) as consumer:
-        until(take, 90, "the queue is drained")
-    assert len(done) >= 95
-
-
-def check(job: Job, connection: lakequeue.Connection) -> None:
-    """The tables agree with the counters, once they have caught up."""
-    counters = connection.admin().describe(QUEUE)["counters"]
-    ended = ("acknowledged", "expired", "purged")  # the last by tests before
-    assert counters["spooled"] == sum(counters[name] for name in ended)
-    wanted = {name: counters[name] for name in COUNTED if name not in ("delivered", "redelivered")}
-
-    def agrees() -> bool:
-        found = journal(job)
-        delivered = found["delivered"] + found["redelivered"]
-        there = {name: found[name] for name in wanted}
-        return there == wanted and delivered == counters["delivered"]
-
-    until(agrees, 60, f"the journal says {counters}")
-    records = offsets(job)
-    assert set(records.values()) == {1}, "a message stands twice in `messages`"
-    spooled = rows_where(job.engine.tables / "journal", [*PLACE], queue=QUEUE, event="spooled")
-    places = {tuple(r[name] for name in PLACE) for r in spooled}
-    assert len(places) == wanted["spooled"], "every spooled message has a place of its own"
-    assert places <= set(records), "what was spooled stands in `messages`"
-
-
-@in_real_time
-def test_they_agree_with_describe(job: Job, connection: lakequeue.Connection) -> None:
-    traffic(job, connection)
-    check(job, connection)
-
-
-@in_real_time
 def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
     job: Job, connection: lakequeue.Connection
 ) -> None:
@@ -156,7 +95,6 @@ def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
     connection.admin().purge(QUEUE)
 
 
-@in_real_time
 def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
     """Each with its own payload; one that is malformed or has a key is one row."""
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
@@ -206,7 +144,6 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
     return ""
 
 
-@in_real_time
 def test_R1_the_views_say_what_browse_says(
     job: Job, connection: lakequeue.Connection, tmp_path: Path
 ) -> None:
@@ -292,7 +229,6 @@ def shown(admin: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-@in_real_time
 def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connection) -> None:
     """Seen now, and made again from the tables later; each step and command stands there once, and
     payloads that wait in `messages` only."""
@@ -338,7 +274,6 @@ def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connect
     admin.purge(QUEUE)
 
 
-@in_real_time
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 2], ids=["later", "not by date"])
 def test_R1_a_table_of_another_version_is_refused(job: Job, tmp_path: Path, version: int) -> None:
     session = SparkSession.builder.getOrCreate()
@@ -349,7 +284,6 @@ def test_R1_a_table_of_another_version_is_refused(job: Job, tmp_path: Path, vers
         create_tables(session, tmp_path, ["steps"])
 
 
-@in_real_time
 def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) -> None:
     """R1: the process died between the folders of a table and its first commit."""
     session = SparkSession.builder.getOrCreate()
@@ -388,7 +322,6 @@ def files_by_day(folder: Path) -> dict[int, set[str]]:
     return found
 
 
-@in_real_time
 def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
     """A file for each day of a batch; a clock that is wrong makes no day of its own; upkeep joins
     the files of a day and leaves alone the days that are done."""
@@ -408,7 +341,6 @@ def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
     assert {day for day in tidied if tidied[day] != whole[day]} == {0}
 
 
-@in_real_time
 def test_R1_a_table_of_version_3_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
     """Its rows have no value there."""
     session = SparkSession.builder.getOrCreate()
@@ -467,7 +399,6 @@ class Written:
         return [p.numInputRows for p in self.query.recentProgress if p.numInputRows]
 
 
-@in_real_time
 def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path: Path) -> None:
     """Delta then checks each row. The rows are the same as those of files that we commit, and
     Spark's progress has the same number of records."""
@@ -510,7 +441,7 @@ def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path
             one.query.stop()
 
 
-@pytest.mark.parametrize("job", [MICRO_BATCH], indirect=True)
+@pytest.mark.usefixtures("micro_batches")
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
     """A queue that captures a new topic makes the engine stop its queries and start them again. (A
     loop finds the topic itself, and the tables of it start again: `test_foreign_in_tables.py`.)"""

@@ -10,7 +10,7 @@ import time
 
 import lakequeue
 import pytest
-from job.conftest import BATCH_S, Job, in_real_time
+from job.conftest import BATCH_S, Job
 from job.output_audit import on_the_wire
 from job.processes import until
 from lakequeue.protocol import commands, journal_encoding
@@ -46,7 +46,6 @@ def work(job: Job) -> float:
     return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
 
 
-@in_real_time
 def test_a_lease_that_ends(job: Job, connection: lakequeue.Connection) -> None:
     brief = {"name": "clock", "message_type": "text", "lease_period": "3s"}
     connection.admin().define(brief | {"max_per_subscription_backlog": 50})
@@ -61,7 +60,6 @@ def test_a_lease_that_ends(job: Job, connection: lakequeue.Connection) -> None:
     assert written_ms - due_ms <= LATE_MS_MAX
 
 
-@in_real_time
 def test_an_idle_engine_does_nothing(job: Job) -> None:
     """Nothing in a batch and more. What earlier tests left may come due once more before."""
     steps, since = work(job), time.monotonic()

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from job.conftest import Job, in_real_time
+from job.conftest import Job
 from lake.history import write_history
 from lake.test_past import _as_the_world, lived, state_behind
 from lakequeue.lake import open_lake
@@ -47,7 +47,6 @@ def journal_of(home: Path, moments: list[int]) -> None:
     deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
 
 
-@in_real_time
 def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path) -> None:
     walk = lived(3, 160)
     last = walk.driver.step
@@ -78,7 +77,6 @@ def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path)
     assert counts(home) == again, "there is nothing more to do"
 
 
-@in_real_time
 def test_M4_a_state_behind_which_a_snapshot_was_written_comes_to_the_table(
     job: Job, tmp_path: Path
 ) -> None:
