@@ -58,6 +58,7 @@ PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than this counts as a full
 # Removed brokers: each one's number, and how far it had read its clients: topic, partition, offset.
 Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
 Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
+REAL_TIME = "real-time"  # it alone takes over a state that was rebuilt
 MICRO_BATCH = "micro-batch"  # of homes that name none: it was the only trigger
 EPOCH_MAX = 2**53 - 1  # exact in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
@@ -157,7 +158,10 @@ class HomeFolder(HomeNotes):
             )
         if moved := self._moved():
             return moved
-        before = about.get("trigger", MICRO_BATCH) if found else trigger
+        if found:
+            before = about.get("trigger", MICRO_BATCH)
+        else:  # micro-batches would begin with an empty state
+            before = REAL_TIME if self._is_rebuilt() else trigger
         if trigger is not None and before != trigger:
             return (
                 f"{self.path} was made with the trigger {before!r}, whose checkpoint {trigger!r} "
