@@ -53,7 +53,7 @@ class Link(msgspec.Struct):
     another one; flights: records in transit, by number; held: the first `Limits.bridge_holds` held
     lanes; waiting: the number of messages of each lane; sent, taken, refused: messages since the
     bridge was made; way, why, way_since: the state of the connection to another home, as the engine
-    says; wanted: a budget ended sending; crossing: of an earlier version, the same.
+    says; wanted: a budget ended sending.
     """
 
     vpn: str
@@ -75,7 +75,6 @@ class Link(msgspec.Struct):
     way_since: int = 0
     opened: bool = False
     wanted: bool = False
-    crossing: bool = False
     born: int = 0
 
     @property
@@ -92,18 +91,12 @@ class Link(msgspec.Struct):
 
 class HeardHome(msgspec.Struct, array_like=True):
     """Another home that sends over a bridge. link: the newest number of its link; heard: the last
-    accepted record number; missed: the number that was last found missing."""
+    accepted record number; missed: the number that was last found missing; refused: the answers to
+    its records, by number, as long as it may ask again; see `BridgeReceipt`."""
 
     link: int
     heard: int
     missed: int = 0
-
-
-class Answers(msgspec.Struct, array_like=True):
-    """The answers to the newest link of a sender, by number, as long as it may ask again. refused:
-    as in `BridgeReceipt`."""
-
-    link: int
     refused: dict[int, list[tuple[int, int, str, str]]] = {}
 
 
@@ -111,7 +104,7 @@ class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False once it is deleted; peer:
     the home that owns it, and its broker that sends; taken: messages, refused: lanes, repeated:
     records, since it was first made; last: when a record came; failed: digests of messages that
-    failed; answers: by sender, see `far_end`."""
+    failed; answers: see `join_answers`."""
 
     name: str
     origin: str
@@ -124,11 +117,19 @@ class Arrival(msgspec.Struct):
     repeated: int = 0
     last: int = 0
     failed: list[int] = []
-    answers: dict[str, Answers] = {}
+    answers: dict[str, tuple[int, dict[int, list[tuple[int, int, str, str]]]]] = {}
 
     def may_bring(self, to: str) -> bool:
         """Whether the bridge may bring messages for a destination."""
         return any(matches(pattern, to) for pattern in self.subscriptions)
+
+    def join_answers(self) -> None:
+        """Carry over the answers that an earlier version kept apart, by "home" and epoch."""
+        for sender, (link, refused) in self.answers.items():
+            home = self.homes.get(int(sender.removeprefix("home ")))
+            if home is not None and home.link == link:
+                home.refused = refused
+        self.answers = {}
 
 
 class _Kept(msgspec.Struct):
@@ -164,12 +165,14 @@ class BridgeFacts:
         kept = _kept.decode(data)
         facts._written[PAGE] = data
         facts.definitions, facts.arrivals = kept.definitions, kept.arrivals
+        for arrivals in facts.arrivals.values():
+            for arrival in arrivals.values():
+                arrival.join_answers()
         for number in kept.links:
             page = broker.store.get(_page_of(number))
             assert page is not None, f"the page of link {number} is missing"
             facts._written[_page_of(number)] = page
-            link = facts.links[number] = _link.decode(page)
-            link.wanted, link.crossing = link.wanted or link.crossing, False
+            facts.links[number] = _link.decode(page)
         return facts
 
     def mark(self, broker: Broker) -> None:

@@ -45,7 +45,7 @@ from ...state.queue.broker import Broker
 from ...state.queue.broker_facts import RecordPosition
 from ...state.queue.queue import Queue
 from ...state.rules.routing import queues_of_destination
-from .bridge_facts import Answers, Arrival, BridgeFacts, HeardHome
+from .bridge_facts import Arrival, BridgeFacts, HeardHome
 
 HOMES_MAX = 8  # homes whose numbers a bridge remembers
 FAILED_MAX = 100  # failed messages that it remembers, since each failure costs a replay
@@ -86,27 +86,11 @@ def across_failed(facts: BridgeFacts, sent: BridgeSend) -> BridgeReceipt:
     return all_refused(sent)
 
 
-def _answered(arrival: Arrival, sender: str, sent: BridgeSend, oldest: int) -> BridgeReceipt | None:
+def _answered(home: HeardHome, sent: BridgeSend) -> BridgeReceipt | None:
     """The earlier answer to a repeated record, or None."""
-    answers = arrival.answers.get(sender)
-    if answers is None or answers.link < sent.link:
-        arrival.answers.pop(sender, None)
-        answers = arrival.answers[sender] = Answers(sent.link)
-        for old in list(arrival.answers)[:-HOMES_MAX]:
-            del arrival.answers[old]
-    for number in [number for number in answers.refused if number < oldest]:
-        del answers.refused[number]
-    if sent.link != answers.link or sent.number not in answers.refused:
+    if sent.link != home.link or sent.number not in home.refused:
         return None
-    return BridgeReceipt(sent.link, sent.number, answers.refused[sent.number])
-
-
-def _keep(arrival: Arrival, sender: str, answer: BridgeReceipt) -> BridgeReceipt:
-    """Remember an answer."""
-    answers = arrival.answers.get(sender)
-    if answers is not None and answers.link == answer.link:
-        answers.refused[answer.number] = answer.refused
-    return answer
+    return BridgeReceipt(sent.link, sent.number, home.refused[sent.number])
 
 
 def _remember(arrival: Arrival, sent: BridgeSend) -> None:
@@ -143,9 +127,10 @@ def hear(
     if owner != message.epoch:
         why = f"is for home {owner}; to admit another home, delete it here and define it again"
         raise _refusal(broker, vpn, partition, message, why)
-    home = f"home {message.epoch}"
-    earlier = _answered(arrival, home, message.send, message.oldest)
-    if not _accept_number(broker, vpn, arrival, message):
+    is_next = _accept_number(broker, vpn, arrival, message)
+    home = arrival.homes[message.epoch]
+    if not is_next:
+        earlier = _answered(home, message.send)
         if earlier is not None:
             _answer(broker, vpn, partition, message, HomeAnswer(earlier))
         return
@@ -154,13 +139,12 @@ def hear(
         if failed:
             _remember(arrival, sent)
             raise ValueError(f"it failed: {failed}")
-        answer = _take(broker, arrival, sent)
+        receipt = _take(broker, arrival, sent)
     except ValueError:
         arrival.last = broker.now
-        refused = _keep(arrival, home, all_refused(sent))
-        _answer(broker, vpn, partition, message, HomeAnswer(refused))
+        _answer_first(broker, vpn, partition, message, home, all_refused(sent))
         raise
-    _answer(broker, vpn, partition, message, HomeAnswer(_keep(arrival, home, answer)))
+    _answer_first(broker, vpn, partition, message, home, receipt)
 
 
 def _why_not_here(facts: BridgeFacts, vpn: str, name: str) -> str:
@@ -190,6 +174,7 @@ def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend
             del arrival.homes[old]
     if link == home.link:  # all before `oldest` were answered, maybe by another broker of this home
         home.heard = max(home.heard, min(message.oldest, number) - 1)
+        home.refused = {n: one for n, one in home.refused.items() if n >= message.oldest}
     if link < home.link or number <= home.heard:
         arrival.repeated += 1
         return False
@@ -201,6 +186,15 @@ def _accept_number(broker: Broker, vpn: str, arrival: Arrival, message: HomeSend
         return False
     home.heard = number
     return True
+
+
+def _answer_first(
+    broker: Broker, vpn: str, partition: int, message: HomeSend, home: HeardHome,
+    receipt: BridgeReceipt,
+) -> None:  # fmt: skip
+    """Answer a record, and remember the answer."""
+    home.refused[receipt.number] = receipt.refused
+    _answer(broker, vpn, partition, message, HomeAnswer(receipt))
 
 
 def _answer(
