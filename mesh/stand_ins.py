@@ -49,7 +49,6 @@ LANE_BYTES = 500_000_000  # in one stand-in
 LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
-LOOK_AGAIN_MS = 100  # then twice as long each time, up to RETRY_MS
 CROSSED = "it is in transit from there"
 ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
 LANES_SHOWN = 100
@@ -121,7 +120,6 @@ def turn(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
         return
     one.broker = host
     one.name = facts.name_of(host)
-    lane.look_ms = 0
     facts.retries.pop(queue.number, None)
     one.max_backlog = WINDOW if not lane.why else 1
     queue.wanted = True
@@ -285,7 +283,7 @@ def _unblock(broker: Broker, queue: Queue, host: str, lane: OutLane) -> None:
             "lane_flows", broker.vpn_of(queue), queue.header.stands_for, broker=host, why=lane.why,
             blocked_ms=broker.now - lane.since,
         )  # fmt: skip
-    lane.why, lane.since, lane.look_ms = "", 0, 0
+    lane.why, lane.since = "", 0
     queue.header.subscriptions[0].max_backlog = WINDOW
 
 
@@ -306,13 +304,10 @@ def _refused(broker: Broker, facts: MeshFacts, queue: Queue, sender: int, messag
     _take_back(broker, queue, one, _held(queue, one), message.why)
     one.max_backlog = 0
     lane.attempt += 1
-    if message.why == ELSEWHERE:  # the directory's next entry will say where it is
-        lane.look_ms = min(2 * lane.look_ms or LOOK_AGAIN_MS, RETRY_MS)
-        facts.retries[queue.number] = broker.now + lane.look_ms
-        turn(broker, facts, message.vpn, message.queue)
-        return
     facts.retries[queue.number] = broker.now + RETRY_MS
     turn(broker, facts, message.vpn, message.queue)
+    if message.why == ELSEWHERE:  # the directory's next entry will say where it is
+        return
     if not lane.why:
         lane.since = broker.now
         broker.event(
