@@ -141,9 +141,10 @@ class MemoryEngine:
             journals = [(one.name, one.journal) for one in found.brokers]
             for name, journal in (*found.last.items(), *journals):
                 self._journal += Journal(name, 0, self.now, journal).rows()
-            command = commands.encode_command(commands.Peers(brokers=brokers, groups=groups))
+            begin, peers = commands.Begin(epoch=epoch), commands.Peers(brokers, groups)
             for name in brokers:
-                self.instruct(DEFAULT_VPN, command, name)
+                for command in (begin, peers):
+                    self.instruct(DEFAULT_VPN, commands.encode_command(command), name)
         return found
 
     def take_home(

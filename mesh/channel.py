@@ -1,12 +1,13 @@
 """The channel between two brokers: reliable and in order; and how rebuilt brokers take it up again.
 
 The sender numbers its records, and keeps each until the other broker confirms it. Every record
-confirms what its sender has received; if there is nothing to say, a `Sync` does, within a second.
+confirms what its sender has received; if there is nothing to say, a `Sync` does, within a second,
+or in the same step for a change of the directory, whose client waits for it.
 The receiver takes the numbers one after the other and drops repeated ones. If one is missing, Kafka
-has lost it or it cannot be read: the receiver drops what comes behind it and asks for it
+has lost it or it cannot be read: the receiver drops what comes behind it and asks for it once
 (`mesh_gap`), and the sender repeats everything unconfirmed. A sender whose records stay unconfirmed
-asks what has arrived, so that the loss of its last record shows too. So nothing above the channel
-knows of lost records.
+asks what has arrived, so that the loss of its last record, or of a question, shows too. So nothing
+above the channel knows of lost records.
 
 A record is kept without its queue's messages: these are in transit until the other broker has
 answered, so the queue still has them (`Mesh._repeat`).
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..protocol import mesh_messages
-from ..protocol.mesh_messages import MeshMessage, Sync
+from ..protocol.mesh_messages import Entries, MeshMessage, Sync
 from ..protocol.outputs import MeshRecord
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -59,7 +60,8 @@ def say(
     if to == broker.header.number:
         return
     peer.probe_at = min(peer.probe_at, broker.now + SYNC_MS)
-    _emit(broker, peer, peer.said, message)
+    if not peer.repeat_from:  # else it is repeated, behind earlier records
+        _emit(broker, peer, peer.said, message)
 
 
 def _emit(broker: Broker, peer: Peer, number: int, message: MeshMessage) -> None:
@@ -70,7 +72,9 @@ def _emit(broker: Broker, peer: Peer, number: int, message: MeshMessage) -> None
 
 
 def _emit_sync(broker: Broker, peer: Peer, again: bool = False, answer: bool = False) -> None:
-    _emit(broker, peer, peer.said, Sync(again, answer, _first(peer)))
+    # The last record that was said in order: those from `repeat_from` on will be.
+    last = peer.repeat_from - 1 if peer.repeat_from else peer.said
+    _emit(broker, peer, last, Sync(again, answer))
 
 
 def _first(peer: Peer) -> int:
@@ -96,7 +100,7 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
         return None
     peer = facts.peers.get(envelope.sender)
     if peer is None:
-        peer = facts.peers[envelope.sender] = Peer(envelope.name, edition=facts.edition)
+        peer = facts.peers[envelope.sender] = Peer(envelope.name)
     _forget_confirmed(broker, peer, envelope.confirms)
     if envelope.kind == Sync.kind:
         message = mesh_messages.decode_body(envelope.kind, envelope.body)
@@ -107,18 +111,19 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
         peer.confirm_at = min(peer.confirm_at, broker.now + CONFIRM_MS)
         return None
     if envelope.number > peer.heard + 1:
-        _miss(broker, peer, vpn, envelope.number, envelope.number - 1)
+        _ask(broker, peer, vpn, envelope.number - 1)
+        return None
+    if envelope.kind in mesh_messages.OF_EARLIER_VERSIONS:
+        peer.heard = envelope.number
         return None
     try:
         message = mesh_messages.decode_body(envelope.kind, envelope.body)
     except ValueError:
-        peer.seen = max(peer.seen, envelope.number)
-        if peer.ask_at == NEVER:
-            peer.ask_at = broker.now
+        _ask(broker, peer, vpn, envelope.number)
         raise
-    _note_heard(peer, envelope.number)
-    is_much = peer.heard - peer.told >= CONFIRM_RECORDS
-    peer.confirm_at = min(peer.confirm_at, broker.now + (0 if is_much else CONFIRM_MS))
+    peer.heard = envelope.number
+    is_due = envelope.kind == Entries.kind or peer.heard - peer.told >= CONFIRM_RECORDS
+    peer.confirm_at = min(peer.confirm_at, broker.now + (0 if is_due else CONFIRM_MS))
     return HeardMessage(envelope.sender, message)
 
 
@@ -136,25 +141,18 @@ def _hear_sync(broker: Broker, peer: Peer, vpn: str, last: int, message: Sync) -
         peer.repeat_from = 1
     if message.answer:
         peer.confirm_at = min(peer.confirm_at, broker.now)
-    if message.first > peer.heard + 1:  # an earlier version did not keep them
-        broker.event("mesh_gap", vpn, broker=peer.name, records=message.first - 1 - peer.heard)
-        _note_heard(peer, message.first - 1)
     if last > peer.heard:
-        _miss(broker, peer, vpn, last, last)
+        _ask(broker, peer, vpn, last, once_more=message.answer)
 
 
-def _note_heard(peer: Peer, number: int) -> None:
-    peer.heard = number
-    if number >= peer.seen:
-        peer.ask_at = NEVER
-
-
-def _miss(broker: Broker, peer: Peer, vpn: str, seen: int, missing: int) -> None:
-    """Note that records up to ``missing`` are; `synchronize` asks for them."""
-    if peer.ask_at == NEVER:
-        broker.event("mesh_gap", vpn, broker=peer.name, records=missing - peer.heard)
-        peer.ask_at = broker.now
-    peer.seen = max(peer.seen, seen)
+def _ask(broker: Broker, peer: Peer, vpn: str, last: int, once_more: bool = False) -> None:
+    """Ask for the missing records up to this one; once, until the sender asks what has arrived."""
+    is_new = peer.missed != peer.heard + 1
+    if is_new:
+        broker.event("mesh_gap", vpn, broker=peer.name, records=last - peer.heard)
+    if is_new or once_more:
+        peer.missed = peer.heard + 1
+        _emit_sync(broker, peer, again=True)
 
 
 Repeat = Callable[[int, Sent, Budget], MeshMessage]
@@ -170,13 +168,10 @@ def repeat_all(broker: Broker, facts: MeshFacts, repeat: Repeat) -> None:
 
 
 def synchronize(broker: Broker, facts: MeshFacts) -> None:
-    """At the end of a step, ask other brokers, and confirm."""
+    """At the end of a step, confirm, and ask what has arrived."""
     for number, peer in sorted(facts.peers.items()):
         if number == broker.header.number:
             continue
-        if peer.ask_at <= broker.now:
-            peer.ask_at = broker.now + SYNC_MS
-            _emit_sync(broker, peer, again=True)
         if peer.probe_at <= broker.now:
             peer.probe_at = broker.now + SYNC_MS
             _emit_sync(broker, peer, answer=True)
@@ -186,8 +181,6 @@ def synchronize(broker: Broker, facts: MeshFacts) -> None:
 
 def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget) -> None:
     """Repeat unconfirmed records within the budget, and the others in the next steps."""
-    first = _first(peer)
-    _emit(broker, peer, first - 1, Sync(first=first))  # for a broker that lacks even earlier ones
     for sent in peer.unconfirmed:
         if sent.number < peer.repeat_from:
             continue
@@ -216,7 +209,7 @@ def deadline(broker: Broker, facts: MeshFacts) -> int:
     own = facts.peers.get(broker.header.number)
     if (own is not None and own.unconfirmed) or any(peer.repeat_from for peer in peers):
         return 1
-    return min((min(p.confirm_at, p.ask_at, p.probe_at) for p in peers), default=NEVER)
+    return min((min(peer.confirm_at, peer.probe_at) for peer in peers), default=NEVER)
 
 
 # ---------------------------------------------------------------- rejoining
@@ -299,5 +292,4 @@ def skip_lost_steps(speakers: Iterable[RejoiningBroker]) -> None:
             for number, sent in enumerate(left, peer.said - len(left) + 1):
                 sent.number = number
             peer.unconfirmed, peer.repeat_from = left, 1
-            hearer.heard = hearer.seen = hearer.told = peer.said - len(left)
-            hearer.ask_at = NEVER
+            hearer.heard = hearer.told = peer.said - len(left)

@@ -116,13 +116,11 @@ def forget_all(broker: Broker, facts: MeshFacts) -> None:
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
     """Make or update the subscription of another host that has room. Either broker may not know yet
     that the queue was made or deleted."""
-    entry = entry_of(facts, message.vpn, message.queue)
-    born = facts.edition if entry is None else entry.born
-    if message.born > born:
+    if message.born > facts.edition:
         _keep_early(facts, sender, message)
         return
     queue = broker.find(message.vpn, message.queue)
-    if queue is None or message.born < born:
+    if queue is None or message.born != born_of(facts, message.vpn, message.queue):
         return
     for text, room in message.rooms:
         one = subscription_to(facts, queue, sender, text)

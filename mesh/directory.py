@@ -10,19 +10,16 @@ from bisect import bisect_left, insort
 import msgspec
 
 from ..definitions.bridge import parse_bridge
-from ..definitions.definition import to_wire
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
-from ..protocol.errors import LakequeueError
-from ..protocol.mesh_messages import Entries, Heard, SaidEntry, SaidTopic
-from ..state.commands.administration import define, delete, shutdown
+from ..protocol.mesh_messages import Entries, SaidEntry, SaidTopic
+from ..state.commands.administration import apply_definition, delete, shutdown
 from ..state.queue.broker import Broker
 from ..state.rules.routing import change_topics, forget_found, has_topic, set_topics
 from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
-from .channel import say
-from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
+from .facts import Entry, MeshFacts, Peer, hosts_now, key_of
 
 _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
@@ -42,34 +39,26 @@ def set_brokers(
     facts.brokers, facts.groups = dict(brokers), dict(groups)
     for name, number in brokers.items():
         if number != broker.header.number:
-            facts.peers.setdefault(number, Peer(name, edition=facts.edition))
+            facts.peers.setdefault(number, Peer(name))
     forget_found(broker)
 
 
 def hear_entries(
-    broker: Broker, facts: MeshFacts, sender: int, message: Entries, bridges: BridgeFacts
-) -> None:
-    """Apply the keeper's changes, and confirm them."""
+    broker: Broker, facts: MeshFacts, message: Entries, bridges: BridgeFacts
+) -> None:  # fmt: skip
+    """Apply the keeper's changes."""
     set_brokers(broker, facts, message.brokers, message.groups)
-    refused, waited = [], 0
     for one in message.entries:
         entry = None if one.entry is None else _entry.decode(one.entry)
-        try:
-            waited += apply_entry(broker, facts, bridges, one.vpn, one.queue, entry)
-        except (LakequeueError, ValueError) as failed:
-            refused.append((message.edition, str(failed)))
-            broker.event("definition_refused", one.vpn, one.queue, why=str(failed))
+        apply_entry(broker, facts, bridges, one.vpn, one.queue, entry)
     if message.topic is not None:
         apply_topic(broker, facts, message.topic)
     facts.edition = message.edition
-    say(broker, facts, sender, Heard(message.edition, refused, waited))
 
 
 def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
     """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
-    entry = entry_of(facts, message.vpn, message.queue)
-    if entry is None:
-        return  # this broker refused it
+    entry = facts.entries[message.vpn][message.queue]
     is_there = has_topic(entry.topics, message.topic)
     if is_there and message.is_gone:
         del entry.topics[bisect_left(entry.topics, message.topic)]
@@ -89,14 +78,12 @@ def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
 
 def apply_entry(
     broker: Broker, facts: MeshFacts, bridges: BridgeFacts, vpn: str, name: str, entry: Entry | None
-) -> int:
-    """Apply a queue's entry, also to the queue if it is hosted here; returns how many messages
-    waited for a deleted bridge."""
-    own, waited = broker.header.number, 0
+) -> None:
+    """Apply a queue's entry, also to the queue if it is hosted here."""
+    own = broker.header.number
     is_bridge = name.startswith(ENDPOINT_PREFIX)
     if is_bridge and entry is None:
-        bridge_name = name.removeprefix(ENDPOINT_PREFIX)
-        waited = bridge_commands.end(broker, bridges, vpn, bridge_name)
+        bridge_commands.end(broker, bridges, vpn, name.removeprefix(ENDPOINT_PREFIX))
     elif entry is not None and entry.bridge is not None:
         bridge = parse_bridge(entry.bridge)
         bridge_commands.begin(broker, bridges, bridge, facts.brokers, entry.born)
@@ -108,9 +95,7 @@ def apply_entry(
         facts.entries.get(vpn, {}).pop(name, None)
     else:
         if not is_bridge and own in hosts_now(broker, facts, vpn, name, entry):
-            define(broker, vpn, c.Define(definition=to_wire(entry.definition)))
-            queue = broker.find(vpn, name)
-            assert queue is not None
+            queue = apply_definition(broker, vpn, entry.definition)
             set_topics(broker, queue, entry.topics)
             header = queue.header
             if (header.ingress, header.egress) != (entry.ingress, entry.egress):
@@ -122,7 +107,6 @@ def apply_entry(
     broker.vpn_number(vpn)
     facts.directory_changed = True
     forget_found(broker)
-    return waited
 
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:

@@ -28,23 +28,20 @@ class Sent(msgspec.Struct, array_like=True):
 
 class Peer(msgspec.Struct):
     """Another broker, or this one itself (`channel`). said, heard: the numbers of the last records
-    to it and from it; edition: of the directory, as it knows it; unconfirmed: records to it, in
-    order; told: what it knows of `heard`; seen: the number of the last record that came
-    from it, maybe behind missing ones; repeat_from: the first record to be repeated, 0 for none;
-    is_full: as of the last step, so many are unconfirmed that it gets nothing that can wait. Times,
-    ms: when to confirm, when to ask for missing records, when to ask what it has received."""
+    to it and from it; unconfirmed: records to it, in order; told: what it knows of `heard`; missed:
+    the number of the last missing record that it was asked for; repeat_from: the first record to be
+    repeated, 0 for none; is_full: as of the last step, so many are unconfirmed that it gets nothing
+    that can wait. Times, ms: when to confirm, when to ask what it has received."""
 
     name: str
     said: int = 0
     heard: int = 0
-    edition: int = 0
     unconfirmed: list[Sent] = []
     told: int = 0
-    seen: int = 0
+    missed: int = 0
     repeat_from: int = 0
     is_full: bool = False
     confirm_at: int = NEVER
-    ask_at: int = NEVER
     probe_at: int = NEVER
 
 
@@ -71,13 +68,12 @@ class OutLane(msgspec.Struct):
     """The lane of a stand-in: messages for one queue of another broker, in order.
 
     attempt: grows with each refusal, to recognise records sent before it; why, since: set while the
-    queue refuses; look_ms: how long the broker waited before it last looked for the queue again.
+    queue refuses.
     """
 
     attempt: int
     why: str = ""
     since: int = 0
-    look_ms: int = 0
 
 
 class Credits(msgspec.Struct):
@@ -90,23 +86,14 @@ class Credits(msgspec.Struct):
     refused: dict[tuple[str, str], dict[int, int]] = {}
 
 
-class Before(msgspec.Struct):
-    """A queue's definition before a change; None if the change created the queue."""
-
-    vpn: str
-    queue: str
-    definition: QueueDefinition | None
-
-
 class WaitingAnswer(msgspec.Struct):
-    """An answer that waits until all brokers have confirmed an edition of the directory. before:
-    what the queue gets back if a broker refuses; size: bytes, when it began to wait."""
+    """An answer that waits until all brokers have confirmed an edition of the directory. size: of
+    the record that they get, bytes."""
 
     edition: int
     reply: ReplyAddress | None
     result: bool | int | None = None
     error: str = ""
-    before: Before | None = None
     size: int = 0
 
 
@@ -114,10 +101,8 @@ class MeshFacts(msgspec.Struct):
     """All facts.
 
     brokers: the home's, by name; entries: VPN → name → queue; lanes: by the stand-in's number;
-    retries: when each refused lane is tried again; edition: of the directory as known here; untold:
-    VPNs and queues whose hosts changed at rest, not yet published to clients; rejoined: the broker
-    was rebuilt, and its last records may be lost (`channel`); removed: numbers of brokers that left
-    the home, whose records may come again.
+    retries: when each refused lane is tried again; edition: of the directory as known here;
+    removed: numbers of brokers that left the home, whose records may come again.
     """
 
     brokers: dict[str, int] = {}
@@ -129,8 +114,6 @@ class MeshFacts(msgspec.Struct):
     credits: Credits = msgspec.field(default_factory=Credits)
     edition: int = 0
     waiting: list[WaitingAnswer] = []
-    untold: list[tuple[str, str]] = []
-    rejoined: bool = False
     removed: list[int] = []
     early_rooms: list[tuple[int, Room]] = []  # for a queue not known yet, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark
@@ -201,7 +184,7 @@ def put_peers(store: Store, peers: dict[int, Peer]) -> None:
     """Replace the peers of a broker that is being rebuilt (`channel`)."""
     data = store.get(PAGE)
     assert data is not None
-    facts = msgspec.structs.replace(_facts.decode(data), peers=peers, rejoined=True)
+    facts = msgspec.structs.replace(_facts.decode(data), peers=peers)
     store.put(PAGE, _encode(facts))
 
 

@@ -1,14 +1,14 @@
 """The keeper of the directory: the first broker of the home changes it (Q5, Q9, M1).
 
 Other brokers forward definitions to the keeper. The keeper checks a definition, numbers it, sends
-it to all others, and answers when all have confirmed. So a message that is published after the
-answer finds the queue at any broker. If a broker refuses, all go back to the queue's previous
-definition.
+it to all others, and answers when all have confirmed the record (`channel`). So a message that is
+published after the answer finds the queue at any broker. The keeper's check is the only one, so it
+needs only what the directory has: what other brokers store cannot refuse a definition.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from typing import Any
 
 import msgspec
@@ -23,10 +23,17 @@ from ..definitions.definition import defined_over, name_of
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
-from ..protocol.mesh_messages import Entries, HasMoved, Heard, SaidEntry, SaidTopic
+from ..protocol.mesh_messages import (
+    Entries,
+    HasMoved,
+    SaidEntry,
+    SaidTopic,
+    decode_body,
+    encode_body,
+)
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
-from ..state.commands.administration import check_vpn, owned
+from ..state.commands.administration import check_number, check_vpn, owned
 from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
@@ -35,9 +42,9 @@ from .bridges.bridge_facts import BridgeFacts
 from .channel import say
 from .directory import apply_entry, apply_topic, wire_entry
 from .facts import (
-    Before,
     Entry,
     MeshFacts,
+    Peer,
     ReplyAddress,
     WaitingAnswer,
     entry_of,
@@ -46,8 +53,6 @@ from .facts import (
 )
 from .queue_placement import QueuePlacement, check_move, needs_one_host
 
-_encode = msgspec.msgpack.encode
-
 
 class Keeper:
     """Changes the directory; only one broker of the home does."""
@@ -55,11 +60,7 @@ class Keeper:
     def __init__(self, broker: Broker, facts: MeshFacts, bridges: BridgeFacts) -> None:
         self._broker, self._facts, self._bridges = broker, facts, bridges
         self._placed: QueuePlacement | None = None  # made when the first queue is placed
-        # Definitions that a broker may still refuse, by VPN and queue, in order.
-        self._unconfirmed: dict[tuple[str, str], list[WaitingAnswer]] = {}
         self._waiting_bytes = sum(one.size for one in facts.waiting)
-        for one in facts.waiting:
-            self._note_unconfirmed(one)
 
     def check_room(self) -> None:
         """Raise LakequeueError if too many changes wait to be confirmed."""
@@ -67,7 +68,8 @@ class Keeper:
         is_full = len(waiting) >= limits.unconfirmed_changes
         if waiting and (is_full or self._waiting_bytes >= limits.unconfirmed_bytes):
             late = [facts.peers[number] for number in self._others()]
-            names = ", ".join(repr(one.name) for one in late if one.edition < waiting[-1].edition)
+            last = waiting[-1].edition
+            names = ", ".join(repr(one.name) for one in late if self._known_edition(one) < last)
             raise LakequeueError(
                 f"{len(waiting)} changes of queues wait until broker {names} confirms them, and no "
                 "more may: start that broker or remove it from the home, then try again"
@@ -84,6 +86,8 @@ class Keeper:
         definition = parse_definition({"vpn": vpn, **mapping})
         self._check(vpn, definition)
         if before is None:
+            number = len(self._facts.entries.get(vpn, ()))
+            check_number(self._broker, vpn, definition.name, number)
             topics = sorted(definition.subscriptions)
             if self._placed is None:
                 self._placed = QueuePlacement(self._facts)
@@ -92,17 +96,19 @@ class Keeper:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
                 return None  # the configuration repeats it at each start
-        old = Before(vpn, definition.name, None if before is None else before.definition)
-        self._change(vpn, definition.name, entry, command, old=old)
+        self._change(vpn, definition.name, entry, command)
         return LATER
 
-    def enter_bridge(self, vpn: str, name: str, entry: Entry | None, command: c.Command) -> Any:
+    def enter_bridge(
+        self, vpn: str, name: str, entry: Entry | None, command: c.Command,
+        result: int | None = None,
+    ) -> Any:  # fmt: skip
         """Enter a checked bridge. Its endpoint is a queue of the home, so messages published
         anywhere reach it. entry: None to delete it."""
         before = entry_of(self._facts, vpn, name)
         if entry is not None and before is not None:
             entry.made, entry.move, entry.born = before.made, before.move, before.born
-        self._change(vpn, name, entry, command)
+        self._change(vpn, name, entry, command, result)
         return LATER
 
     def delete(self, vpn: str, command: c.Delete) -> Any:
@@ -114,10 +120,6 @@ class Keeper:
     def move(self, vpn: str, command: c.MoveQueue) -> Any:
         """Begin to move a queue (`moves`)."""
         entry, name, facts = self._stays(vpn, command.queue), command.queue, self._facts
-        if any(old.definition is None for old in self._old(vpn, name)):
-            raise LakequeueError(
-                f"queue {name!r}: not all brokers have confirmed it yet, try again later"
-            )
         check_move(entry.definition, command.broker, tuple(facts.brokers), facts.groups)
         to = facts.brokers[command.broker]
         if entry.hosts == [to]:
@@ -168,66 +170,26 @@ class Keeper:
         self._change(vpn, command.queue, changed, command)
         return LATER
 
-    def heard(self, sender: int, message: Heard) -> None:
-        """Note that a broker knows the directory up to an edition, and send the answers that waited
-        for it."""
-        facts, waiting = self._facts, self._facts.waiting
-        peer = facts.peers[sender]
-        peer.edition = message.edition
-        one = _of_edition(waiting, message.edition)
-        if one is not None:
-            one.result = message.waited or one.result
-            for _, why in message.refused:
-                refusal = f"broker {peer.name!r} refuses, so nothing is changed: {why}"
-                one.error = one.error or refusal
-        others = (facts.peers[number].edition for number in self._others())
-        known_by_all = min(others, default=message.edition)
-        answered = bisect_right(waiting, known_by_all, key=_edition)
+    def answer_confirmed(self) -> None:
+        """Send the answers to the changes that all brokers have confirmed."""
+        waiting = self._facts.waiting
+        if not waiting:
+            return
+        peers = [self._facts.peers[number] for number in self._others()]
+        known_by_all = min(self._known_edition(peer) for peer in peers)
+        answered = bisect_right(waiting, known_by_all, key=lambda one: one.edition)
         for one in waiting[:answered]:
-            self._note_confirmed(one)
-            try:
-                is_taken_back = bool(one.error) and self._take_back(one)
-            except (LakequeueError, ValueError) as failed:
-                one.error += f"; but the old definition cannot be given back: {failed}"
-                is_taken_back = False
-            if not is_taken_back:
-                self._answer(one)
+            self._answer(one)
         self._waiting_bytes -= sum(one.size for one in waiting[:answered])
         del waiting[:answered]
 
-    def _take_back(self, one: WaitingAnswer) -> bool:
-        """Give a queue its previous definition back at all hosts, after a broker refused the new
-        one, and answer then; returns whether this is necessary. It is not if a later definition
-        waits for its answer: that one is taken back if a broker refuses it too."""
-        before, facts = one.before, self._facts
-        entry = None if before is None else entry_of(facts, before.vpn, before.queue)
-        if before is None or entry is None or entry.born > one.edition:
-            return False  # it was deleted meanwhile
-        key = before.vpn, before.queue
-        later = self._unconfirmed.get(key)
-        if later is not None:
-            later[0].before = before
-            return False
-        entry = None if before.definition is None else _defined(entry, before.definition)
-        self._change(*key, entry, one.reply, error=one.error)
-        return True
-
-    def _note_unconfirmed(self, one: WaitingAnswer) -> None:
-        if one.before is not None:
-            key = one.before.vpn, one.before.queue
-            self._unconfirmed.setdefault(key, []).append(one)
-
-    def _note_confirmed(self, one: WaitingAnswer) -> None:
-        if one.before is not None:
-            key = one.before.vpn, one.before.queue
-            self._unconfirmed[key].remove(one)
-            if not self._unconfirmed[key]:
-                del self._unconfirmed[key]
-
-    def _old(self, vpn: str, queue: str) -> list[Before]:
-        """The definition that a queue gets back if a broker refuses its new one."""
-        waiting = self._unconfirmed.get((vpn, queue), ())
-        return [one.before for one in waiting if one.before is not None]
+    def _known_edition(self, peer: Peer) -> int:
+        """The last edition of the directory that another broker has confirmed."""
+        for sent in peer.unconfirmed:
+            message = decode_body(sent.kind, sent.body) if sent.kind == Entries.kind else None
+            if isinstance(message, Entries):
+                return message.edition - 1
+        return self._facts.edition
 
     def _others(self) -> list[int]:
         return sorted(set(self._facts.peers) - {self._broker.header.number})
@@ -261,22 +223,22 @@ class Keeper:
 
         def targets_of(name: str) -> list[str | None]:
             entry = entry_of(facts, vpn, name)
-            there = [] if entry is None else [entry.definition]
-            back = [old.definition for old in self._old(vpn, name)]
-            return [one.dead_message_queue for one in there + back if one is not None]
+            return [] if entry is None else [entry.definition.dead_message_queue]
 
         check_in_home(definition, tuple(facts.brokers), facts.groups, targets_of)
 
     def _again(self, before: Entry, new: QueueDefinition) -> Entry:
-        old = before.definition
+        """The entry of a queue that is defined again."""
+        old, after = before.definition, _defined(before, new)
+        added = sorted(set(after.topics) - set(before.topics))
+        check_room(new.name, len(after.topics) - len(added), added)
         problems = redefine(old, new)
         if len(before.hosts) > 1 and needs_one_host(new):
             key = "partition_key" if new.partition_key is not None else "barrier_expression"
             allowed = "needs one broker, but the queue has several: delete the queue first"
             problems.append(Problem(f"queue {new.name!r}", key, getattr(new, key), allowed))
-        is_moving = key_of(new.vpn, new.name) in self._facts.moves  # no broker has all its messages
-        if is_moving and old.max_spool_usage and not new.max_spool_usage:
-            allowed = "cannot become 0 while the queue is moving: try again later"
+        if old.max_spool_usage and not new.max_spool_usage:  # a host would lose messages (S10)
+            allowed = "cannot become 0 in a home of several brokers: delete the queue first"
             problems.append(Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed))
         owner = new.initial_owner
         if owner is not None and self._facts.brokers[owner] not in before.hosts:
@@ -285,28 +247,25 @@ class Keeper:
             problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
             raise ConfigError(problems)
-        return _defined(before, new)
+        return after
 
     def _change(
         self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
         result: bool | int | None = None, error: str = "", at_once: bool = False,
-        old: Before | None = None,
     ) -> None:  # fmt: skip
         """Apply a change here, send it to the others, and answer when all have confirmed, or at
-        once. to: the command to answer, or its reply address; old: see `WaitingAnswer.before`."""
+        once. to: the command to answer, or its reply address."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         if before is None and entry is not None:
             entry.made, entry.move, entry.born = broker.now, facts.edition + 1, facts.edition + 1
-        waited = apply_entry(broker, facts, self._bridges, vpn, name, entry)
+        apply_entry(broker, facts, self._bridges, vpn, name, entry)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)
-        if entry is None and name.startswith(ENDPOINT_PREFIX):
-            result = waited
         reply = _reply_address(to) if isinstance(to, c.Command) else to
         facts.edition += 1
         self._emit_entry(vpn, name, entry)
-        waiting = WaitingAnswer(facts.edition, reply, result, error, old)
+        waiting = WaitingAnswer(facts.edition, reply, result, error)
         self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
 
     def _change_topic(
@@ -328,36 +287,19 @@ class Keeper:
         for number in self._others():
             say(broker, facts, number, message)
         if self._others() and not at_once:
-            if waiting.reply is not None or waiting.before is not None:
-                waiting.size = len(_encode(waiting))
-                self._waiting_bytes += waiting.size
-                facts.waiting.append(waiting)
-                self._note_unconfirmed(waiting)
+            waiting.size = len(encode_body(message))
+            self._waiting_bytes += waiting.size
+            facts.waiting.append(waiting)
         else:
             self._answer(waiting)
 
-    def know_as_untold(self) -> None:
-        """Publish the whole directory after a rebuild: its topics may be new and empty."""
+    def publish_directory(self) -> None:
+        """Publish the whole directory to clients. The last records may be missing in Kafka, or
+        those of a replaced worker, and what changed at rest was not published yet (M4)."""
         facts = self._facts
-        facts.rejoined = False
         if facts.brokers and keeper_of(facts) == self._broker.header.number:
-            facts.untold = sorted(queue for queue, _ in facts.queues())
-
-    def say_untold(self) -> None:
-        """Publish to clients what has changed while the home was at rest (M4)."""
-        untold, self._facts.untold = self._facts.untold, []
-        for vpn, name in untold:
-            self._emit_entry(vpn, name, entry_of(self._facts, vpn, name))
-
-    def say_several_hosts(self) -> None:
-        """Publish to clients again which queues have several hosts. The directory may have lost it
-        or have a late record of a replaced worker as its last, and no host could tell a client
-        that there are others. Of a queue with one host, every broker tells where it is."""
-        facts, own = self._facts, self._broker.header.number
-        if not facts.peers or keeper_of(facts) != own:
-            return
-        found = {queue for queue, entry in facts.queues() if len(entry.hosts) > 1}
-        facts.untold = sorted({*facts.untold, *found})
+            for (vpn, name), entry in sorted(facts.queues(), key=lambda one: one[0]):
+                self._emit_entry(vpn, name, entry)
 
     def _emit_entry(self, vpn: str, name: str, entry: Entry | None) -> None:
         if name.startswith(ENDPOINT_PREFIX):  # no client uses it
@@ -375,15 +317,6 @@ class Keeper:
         epoch = self._broker.header.epoch
         result = None if error else waiting.result
         self._broker.emit(Reply(*waiting.reply, result, error, kind, epoch=epoch))
-
-
-def _edition(waiting: WaitingAnswer) -> int:
-    return waiting.edition
-
-
-def _of_edition(waiting: list[WaitingAnswer], edition: int) -> WaitingAnswer | None:
-    at = bisect_left(waiting, edition, key=_edition)
-    return waiting[at] if at < len(waiting) and waiting[at].edition == edition else None
 
 
 def _reply_address(command: c.Command) -> ReplyAddress | None:

@@ -34,7 +34,6 @@ from ..protocol.mesh_messages import (
     Forward,
     HandOver,
     HasMoved,
-    Heard,
     MeshMessage,
     Room,
     decode_body,
@@ -97,7 +96,6 @@ class Mesh(Routes):
             Answer.kind: partial(stand_ins.answered, broker, facts),
             Room.kind: partial(credit.hear_room, broker, facts),
             Entries.kind: self._hear_entries,
-            Heard.kind: self._keeper.heard,
             Forward.kind: self._forwarded,
             Come.kind: partial(moves.may_come, broker, facts),
             Carry.kind: partial(moves.carried, broker, facts),
@@ -159,10 +157,6 @@ class Mesh(Routes):
         facts = self.facts
         if self._is_alone and not records.topics:
             return
-        if facts.rejoined:
-            channel.repeat_all(self._broker, facts, self._repeat)  # before anything new
-            self._keeper.know_as_untold()
-        self._keeper.say_untold()
         positions = zip(records.topics, records.partitions, records.offsets, strict=True)
         for position, key, value in zip(positions, records.keys, records.values, strict=True):
             self._hear_record(position, key, value, skipped.get(position, ""))
@@ -171,6 +165,7 @@ class Mesh(Routes):
             position = OWN, 0, sent.number
             self._hear_record(position, None, sent.body, skipped.get(position, ""), sent)
         self._broker.at = None
+        self._keeper.answer_confirmed()
         stand_ins.retry(self._broker, facts)
 
     def _hear_record(
@@ -235,8 +230,6 @@ class Mesh(Routes):
         facts = self.facts
         if self._is_alone:
             return NEVER
-        if facts.untold or facts.rejoined:
-            return 1
         retry_at = min(facts.retries.values(), default=NEVER)
         return min(retry_at, channel.deadline(self._broker, facts))
 
@@ -257,7 +250,7 @@ class Mesh(Routes):
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
-        directory.hear_entries(self._broker, self.facts, sender, message, self.bridges)
+        directory.hear_entries(self._broker, self.facts, message, self.bridges)
         credit.hear_early(self._broker, self.facts)
 
     def say(self, to: int, message: MeshMessage) -> None:
@@ -396,14 +389,24 @@ class Mesh(Routes):
         return self._keeper.enter_bridge(vpn, entry.definition.name, entry, command)
 
     def _delete_bridge(self, vpn: str, command: c.DeleteBridge) -> Any:
+        """Delete a bridge. Its carrier counts what waits, and the keeper of the directory deletes
+        it."""
+        carrier = bridge_commands.find(self.bridges, vpn, command.name).carrier
         if not self.has_met:
-            bridge_commands.find(self.bridges, vpn, command.name)
             return bridge_commands.end(self._broker, self.bridges, vpn, command.name)
+        if command.waited is None and carrier != self._broker.header.name:
+            self.forward(vpn, command, self.facts.brokers[carrier])
+            return LATER
+        if command.waited is None:
+            queue = self._broker.find(vpn, endpoint.endpoint_name(command.name))
+            waited = 0 if queue is None else queue.header.depth
+            command = msgspec.structs.replace(command, waited=waited)
         return self.kept(self._enter_end)(vpn, command)
 
     def _enter_end(self, vpn: str, command: c.DeleteBridge) -> Any:
         bridge_commands.find(self.bridges, vpn, command.name)
-        return self._keeper.enter_bridge(vpn, endpoint.endpoint_name(command.name), None, command)
+        name = endpoint.endpoint_name(command.name)
+        return self._keeper.enter_bridge(vpn, name, None, command, command.waited)
 
     def _describe_bridge(self, vpn: str, command: c.DescribeBridge) -> Any:
         """Describe a bridge, at its carrier."""
@@ -416,7 +419,7 @@ class Mesh(Routes):
     def engine_begins(self) -> None:
         """See `MeshInterface`."""
         bridge_commands.publish_ends(self._broker, self.bridges)
-        self._keeper.say_several_hosts()
+        self._keeper.publish_directory()
 
     def _copied(self, key: bytes, value: bytes | None) -> None:
         """Handle a record of the copying engine for a bridge's near end. It comes in the broker's

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..definitions import QueueDefinition
 from ..protocol.errors import ConfigError
 from ..protocol.journal import JournalSegment
 from ..state.limits import Limits
@@ -187,7 +186,7 @@ class _Rehoming:
             self._redirect(broker, broker)
         for (_, number, _), (row, vpn_number) in self._shared.items():
             self._new[number].spool.release([row], vpn_number)
-        self._tell()
+        self._note_moved()
         for number in self._removed:
             self._leave_rest(self._brokers[number])
         return Rehomed(
@@ -227,29 +226,24 @@ class _Rehoming:
                 queue.wanted = True
                 broker.touch(queue)
 
-    def _tell(self) -> None:
+    def _note_moved(self) -> None:
         names = {number: name for name, number in self._change.brokers.items()}
-        changed = [
-            key for key, one in self._entries.items() if self._before[key].hosts != one.hosts
-        ]
-        facts = facts_of(self._heir)
-        facts.untold = sorted({*facts.untold, *changed})
-        for vpn, name in changed:
-            hosts = self._entries[vpn, name].hosts
-            if len(hosts) == 1 and len(self._before[vpn, name].hosts) == 1:
-                self._moved.append((vpn, name, names[hosts[0]]))
+        for (vpn, name), entry in self._entries.items():
+            before = self._before[vpn, name].hosts
+            if before != entry.hosts and len(before) == len(entry.hosts) == 1:
+                self._moved.append((vpn, name, names[entry.hosts[0]]))
 
     def _host(self, broker: Broker) -> None:
         """Make the queues that this broker hosts now and that no other broker moved here."""
         facts = facts_of(broker)
         for (vpn, name), entry in self._entries.items():
             found = broker.find(vpn, name)
-            if found is not None and found.header.definition != entry.definition:
-                _define_again(broker, found, entry.definition)
-            elif found is not None:
-                continue
-            elif broker.header.number in entry.hosts and entry.bridge is None:
-                apply_entry(broker, facts, BridgeFacts(), vpn, name, entry)
+            if found is None:
+                if broker.header.number in entry.hosts and entry.bridge is None:
+                    apply_entry(broker, facts, BridgeFacts(), vpn, name, entry)
+            elif found.header.definition != entry.definition:
+                found.header.definition = entry.definition
+                broker.touch(found)
 
     # ------------------------------------------------------------ queues
 
@@ -358,7 +352,7 @@ class _Rehoming:
 
 def _at_rest(peer: Peer) -> Peer:
     """Another broker, which has received everything."""
-    return Peer(peer.name, peer.said, peer.heard, peer.edition, told=peer.heard)
+    return Peer(peer.name, peer.said, peer.heard, told=peer.heard)
 
 
 def _edition_of(broker: Broker) -> int:
@@ -366,14 +360,3 @@ def _edition_of(broker: Broker) -> int:
     numbered by its events, and clients ignore lower numbers."""
     facts = facts_of(broker)
     return facts.edition or broker.header.events
-
-
-def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
-    """Give a queue the directory's definition. If it has refused quota 0, since it stores several
-    messages (S10), it still does."""
-    old, header = queue.definition, queue.header
-    if not new.max_spool_usage and header.depth > 1:
-        new = msgspec.structs.replace(new, max_spool_usage=old.max_spool_usage)
-    header.definition = new
-    header.given = b""  # whatever comes next differs from this
-    broker.touch(queue)

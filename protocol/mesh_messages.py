@@ -231,9 +231,9 @@ class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Entries(MeshMessage, frozen=True):
-    """Changes of the directory, from its keeper to all others. edition: grows with each change;
-    brokers, groups: the home's, since a definition may name them; topic: a changed topic
-    subscription."""
+    """Changes of the directory, from its keeper to all others, which confirm them at once.
+    edition: grows with each change; brokers, groups: the home's, since a definition may name them;
+    topic: a changed topic subscription."""
 
     kind: ClassVar[str] = "entries"
 
@@ -242,17 +242,6 @@ class Entries(MeshMessage, frozen=True):
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name]
     topic: SaidTopic | None = None
-
-
-class Heard(MeshMessage, frozen=True):
-    """The sender knows the directory up to this edition. refused: the editions of the changes that
-    it refuses, and why; waited: the messages of a bridge that it deleted."""
-
-    kind: ClassVar[str] = "heard"
-
-    edition: Count
-    refused: list[tuple[Count, str]] = []
-    waited: Count = 0
 
 
 class Forward(MeshMessage, frozen=True):
@@ -310,14 +299,14 @@ class HasMoved(MeshMessage, frozen=True):
 
 class Sync(MeshMessage, frozen=True):
     """About the channel itself; it has no number of its own. again: the sender lacks records;
-    answer: it wants to know what has been received; first: the first record that it can repeat."""
+    answer: it wants to know what has been received."""
 
     kind: ClassVar[str] = "sync"
 
     again: bool = False
     answer: bool = False
-    first: RecordNumber = 0
 
 
+OF_EARLIER_VERSIONS = ("heard",)  # kinds that are passed over: the channel confirms
 WORDS = {word.kind: word for word in MeshMessage.__subclasses__()}
 _decoders = {kind: msgspec.msgpack.Decoder(word) for kind, word in WORDS.items()}

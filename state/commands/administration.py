@@ -71,15 +71,23 @@ def define(broker: Broker, vpn: str, command: c.Define) -> None:
         return
     before = None if existing is None else existing.definition
     definition = parse_definition({"vpn": vpn, **owned(broker, before, mapping)})
-    _check(broker, vpn, definition)
-    if existing is None:
-        existing = _create(broker, vpn, definition)
+    _check(broker, vpn, existing, definition)
+    apply_definition(broker, vpn, definition).header.given = given
+
+
+def apply_definition(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
+    """Apply a checked definition; returns the queue."""
+    queue = broker.find(vpn, definition.name)
+    before = None if queue is None else queue.definition
+    if queue is None:
+        queue = _create(broker, vpn, definition)
     else:
-        _define_again(broker, vpn, existing, definition)
-    existing.header.given = given
-    broker.touch(existing)
+        _define_again(broker, vpn, queue, definition)
+    queue.header.given = b""
+    broker.touch(queue)
     if before is None or _entry(before) != _entry(definition):
         _emit_entry(broker, vpn, definition.name, definition.type)
+    return queue
 
 
 def _digest(mapping: dict[str, Any]) -> bytes:
@@ -102,7 +110,9 @@ def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         )
 
 
-def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+def _check(
+    broker: Broker, vpn: str, existing: Queue | None, definition: QueueDefinition
+) -> None:  # fmt: skip
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
     check_vpn(broker, vpn, definition)
 
@@ -112,6 +122,24 @@ def _check(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
 
     names = broker.mesh.brokers or (broker.header.name,)
     check_in_home(definition, names, broker.mesh.groups, targets_of)
+    if existing is None:
+        if len(broker.names) >= broker.limits.queues:  # of all VPNs
+            check_number(broker, vpn, definition.name, sum(one == vpn for one, _ in broker.names))
+    elif existing.definition != definition:
+        check_definition(existing, definition)
+        problems = redefine(existing.definition, definition)
+        problems += _check_last_value(existing, definition)
+        if problems:
+            raise ConfigError(problems)
+
+
+def check_number(broker: Broker, vpn: str, name: str, number: int) -> None:
+    """Raise ValueError if a VPN with this number of queues cannot have another one."""
+    most = broker.limits.queues
+    if number >= most:
+        raise ValueError(
+            f"queue: {name!r} – VPN {vpn!r} has {number} queues, at most {most} are allowed"
+        )
 
 
 def owned(
@@ -132,12 +160,6 @@ def owned(
 
 
 def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    most = broker.limits.queues
-    if len(broker.names) >= most and sum(name == vpn for name, _ in broker.names) >= most:
-        raise ValueError(
-            f"queue: {definition.name!r} – VPN {vpn!r} has {most} queues, at most {most} are "
-            f"allowed"
-        )
     number = broker.header.next_queue
     broker.header.next_queue += 1
     queue = broker.add_queue(
@@ -151,14 +173,10 @@ def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
 
 
 def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) -> None:
-    """Give an existing queue a new definition. Raises ConfigError before anything changes."""
+    """Give an existing queue a new definition."""
     header, old = queue.header, queue.definition
-    check_definition(queue, new)
     if old == new and not header.faulted:
         return
-    problems = redefine(old, new) + _check_last_value(queue, new)
-    if problems:
-        raise ConfigError(problems)
     drop_route(broker, old, queue.number)
     add_route(broker, new, queue.number)
     follow_definition(broker, queue, old, new)

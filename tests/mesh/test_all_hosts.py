@@ -122,7 +122,7 @@ def test_R6_edits_of_messages_on_their_way_are_kept_as_one() -> None:
     assert [m.headers for m in take(consumer)] == [wanted]
 
 
-def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_less_and_less(network: Network) -> None:
+def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_once_a_second(network: Network) -> None:
     """A third broker does not hear where it is, and nobody says anything that shows it."""
     mesh = Mesh(local("queue", "b", "news"))
     network.lose("entries", "a", "c", times=1_000)

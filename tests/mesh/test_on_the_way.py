@@ -3,10 +3,7 @@ out by whoever has them next."""
 
 from __future__ import annotations
 
-import contextlib
-
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.errors import Timeout
 from rules.harness import drain
 from rules.mesh import Mesh, local, numbers, shared
 
@@ -82,16 +79,3 @@ def test_M6_messages_are_moved_to_a_queue_of_another_broker() -> None:
     assert home.admin.move("near", to="there", where="/@priority = 4").count == 2
     assert home.ids("there") == sent
     assert home.whole("near")["counters"]["moved"] == 2
-
-
-def test_S10_what_is_on_its_way_is_not_replaced() -> None:
-    """The queue is defined again to keep its last message, while one is neither here nor there."""
-    home = OnTheWay(messages=1)
-    with contextlib.suppress(Timeout):  # b does not answer
-        home.admin.define({"name": "q", "max_spool_usage": 0})
-    for _ in range(2):
-        home.send("a", "q", timeout=5)
-    seen = home.seen("a", "q")
-    assert (seen["ready"], seen["moving"], seen["counters"]["replaced"]) == (1, 1, 1)
-    assert home.arrive() == [0], "each broker keeps its own last message from now on"
-    assert home.seen("a", "q")["depth"] == 1

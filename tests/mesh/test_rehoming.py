@@ -457,18 +457,6 @@ def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> 
     assert [m.payload for m in home.drained("last", "a")] == [b"2"]
 
 
-def test_M4_Q9_S10_a_quota_that_a_broker_refused_is_not_forced_on_it_at_rest() -> None:
-    """It stores two messages."""
-    home = Home(shared("q"))
-    sent = [home.send("b", "q") for _ in range(2)]
-    with pytest.raises(LakequeueError, match=r"broker 'b' refuses.*the last message, but 2 are"):
-        home.admin.define({"name": "q", "max_spool_usage": 0})
-    home.engine.change(add="c")
-    sent.append(home.send("b", "q"))
-    assert home.seen("b", "q")["depth"] == 3
-    assert ids(home.drained("q", "a")) == sent
-
-
 @pytest.mark.parametrize("removed", [False, True])
 def test_M5_the_new_host_of_a_queue_reads_its_topic_from_where_the_old_one_stopped(
     removed: bool,

@@ -338,7 +338,7 @@ def test_Q5_a_client_finds_all_hosts_though_the_directory_lost_them(
     early = mesh.engine.connect("b", "early").admin()
     for broker in BROKERS:
         mesh.engine.instruct("default", c.encode_command(c.Begin(epoch=0)), broker)
-    assert list(mesh.written()) == ["all"], "of a queue with one host each broker tells it"
+    assert sorted(mesh.written()) == ["all", "one"]
     late = mesh.engine.connect("c", "late").admin()
     assert late.describe("one")["broker"] == "b"
     assert early.purge("all") == 3

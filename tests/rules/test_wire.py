@@ -5,7 +5,7 @@ import json
 import pytest
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.journal import Journal, JournalSegment
-from lakequeue.protocol.mesh_messages import Heard
+from lakequeue.protocol.mesh_messages import Sync
 from lakequeue.protocol.outputs import MeshRecord, Receipts, RejectedRecord, Reply
 from rules.steps import delivery
 
@@ -62,7 +62,7 @@ def test_S1_a_rejected_record_is_cut() -> None:
 def test_what_is_said_to_a_broker_that_was_just_added_is_not_put_aside() -> None:
     """Whoever says it may not have seen that broker's topic yet; a client's topic must be there."""
     known = {"default.rejected": 1}
-    said = MeshRecord("new", 0, "a", 7, 1, Heard(1))
+    said = MeshRecord("new", 0, "a", 7, 1, Sync())
     (record,) = wire.encode([said], known)
     assert (record.topic, record.partition) == ("new.mesh", 0)
     asked = Reply("default.deliveries.new", 0, "request", None)

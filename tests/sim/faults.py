@@ -282,10 +282,10 @@ def judge_rest(site: Site) -> None:
     must(not kept, f"{site.name} is empty, and keeps {kept}")
 
 
-OF_MOVING = ("moves", "coming", "leaving", "arriving", "gone", "retries", "untold")
+OF_MOVING = ("moves", "coming", "leaving", "arriving", "gone", "retries")
 
 # What brokers say of messages in transit, of moving queues, and of the directory.
-OF_DIRECTORY = ("entries", "heard", "forward", "sync")
+OF_DIRECTORY = ("entries", "forward", "sync")
 OF_MESSAGES = ("hand_over", "answer", "room", "bridge_send", "bridge_receipt")
 OF_MOVES = ("come", "carry", "answer", "has_moved")
 

@@ -19,7 +19,7 @@ from .mutants import msgspec_replace, never_done, planted, with_value
 never_done("a_lane_that_was_refused_is_not_tried_again", stand_ins, "retry")
 never_done("a_move_does_not_go_on_when_it_is_confirmed", stand_ins, "resume")
 never_done("changes_wait_without_bound", Keeper, "check_room")
-never_done("a_missing_word_is_not_noticed", channel, "_miss")
+never_done("a_missing_word_is_not_noticed", channel, "_ask")
 never_done("a_repetition_repeats_nothing", channel, "_repeat")
 never_done("what_comes_again_over_a_bridge_is_not_answered_again", far_end, "_answered")
 never_done("what_waits_for_a_queue_stays_where_it_was", rehome._Rehoming, "_redirect")
