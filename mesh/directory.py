@@ -19,7 +19,7 @@ from ..state.rules.routing import change_topics, forget_found, has_topic, set_to
 from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
-from .facts import Entry, MeshFacts, Peer, hosts_now, key_of
+from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
 
 _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
@@ -101,6 +101,9 @@ def apply_entry(
             if (header.ingress, header.egress) != (entry.ingress, entry.egress):
                 command = c.Shutdown(queue=name, ingress=not entry.ingress, egress=not entry.egress)
                 shutdown(broker, vpn, queue, command)
+        known = entry_of(facts, vpn, name)
+        if known is not None and (known.move, known.moves_to) == (entry.move, None):
+            entry.moves_to = None  # called back here, and the keeper will know
         facts.entries.setdefault(vpn, {})[name] = entry
         moves.follow(broker, facts, vpn, name, entry)
         stand_ins.follow(broker, facts, vpn, name)
@@ -113,7 +116,6 @@ def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
     key = key_of(vpn, name)
     facts.coming.pop(key, None)
-    facts.gone.pop(key, None)
     credit.forget(facts, vpn, name)
     queue = stand_ins.find(broker, vpn, name)
     if queue is not None:

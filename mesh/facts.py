@@ -123,8 +123,6 @@ class MeshFacts(msgspec.Struct):
     coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
-    # Until the keeper knows that the move ended: its number, and whether the queue has gone.
-    gone: dict[str, tuple[int, bool]] = {}
 
     def queues(self) -> Iterator[tuple[tuple[str, str], Entry]]:
         """The queues of the home, each with its VPN and name."""
@@ -207,13 +205,12 @@ def born_of(facts: MeshFacts, vpn: str, queue: str) -> int:
 
 def hosts_now(broker: Broker, facts: MeshFacts, vpn: str, queue: str, entry: Entry) -> list[int]:
     """The hosts of a queue. Both hosts of a moving queue know that it has moved before its keeper
-    does, who alone changes the directory."""
+    does, who alone changes the directory: one has it, and the other no longer has it."""
     own, to = broker.header.number, entry.moves_to
-    if to is None:
+    if to is None or own not in (to, *entry.hosts):
         return entry.hosts
-    has_gone = facts.gone.get(key_of(vpn, queue)) == (entry.move, True)
-    has_come = to == own and broker.find(vpn, queue) is not None
-    return [to] if has_gone or has_come else entry.hosts
+    is_here = broker.find(vpn, queue) is not None
+    return [to] if is_here == (own == to) else entry.hosts
 
 
 def keeper_of(facts: MeshFacts) -> int:

@@ -62,7 +62,6 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
     """Go on with a queue's move here, after its entry in the directory changed."""
     key = key_of(vpn, name)
     if entry.moves_to is None:
-        facts.gone.pop(key, None)
         number = facts.arriving.pop(key, None)
         if number is not None:  # the move was called off before messages came
             broker.drop_queue(broker.queues[number])
@@ -200,13 +199,10 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
 
 def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
     """Note that the other broker is ready for a queue. The directory's entry may come later."""
-    key = key_of(message.vpn, message.queue)
-    if facts.gone.get(key) == (message.move, False):
-        return  # it was called off
     entry = entry_of(facts, message.vpn, message.queue)
     if entry is None and message.move <= facts.edition:
         return  # it was deleted meanwhile
-    facts.coming[key] = sender, message.move, message.room
+    facts.coming[key_of(message.vpn, message.queue)] = sender, message.move, message.room
     if entry is not None:
         _set_out(broker, facts, message.vpn, message.queue, entry)
 
@@ -217,7 +213,7 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
     if key in facts.leaving or broker.find(vpn, name) is None:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
     facts.coming.pop(key, None)
-    facts.gone[key] = entry.move, False
+    entry.moves_to, facts.directory_changed = None, True  # the other broker may be ready later
     why = f"queue {name!r}: stays, the move was called back"
     _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 
@@ -304,7 +300,6 @@ def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task,
     )
     packed = _encode((whole, queue.early.state()))
     say(broker, facts, to, Carry(vpn, name, move, NO_ROWS, [], packed))
-    facts.gone[key] = move, True
     for waiting in header.tasks:
         if waiting is not task:
             say(broker, facts, to, Forward(vpn, waiting.command))

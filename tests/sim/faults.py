@@ -282,7 +282,7 @@ def judge_rest(site: Site) -> None:
     must(not kept, f"{site.name} is empty, and keeps {kept}")
 
 
-OF_MOVING = ("moves", "coming", "leaving", "arriving", "gone", "retries")
+OF_MOVING = ("moves", "coming", "leaving", "arriving", "retries")
 
 # What brokers say of messages in transit, of moving queues, and of the directory.
 OF_DIRECTORY = ("entries", "forward", "sync")
