@@ -93,7 +93,6 @@ class WaitingAnswer(msgspec.Struct):
     edition: int
     reply: ReplyAddress | None
     result: bool | int | None = None
-    error: str = ""
     size: int = 0
 
 

@@ -138,8 +138,9 @@ class Keeper:
         reply = facts.moves.pop(key)
         hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
+        self._change(message.vpn, message.queue, there, None)
         # The old host forwards messages that others still send there, so the answer need not wait.
-        self._change(message.vpn, message.queue, there, reply, error=message.error, at_once=True)
+        self._answer(reply, error=message.error)
 
     def subscribe_topic(self, vpn: str, command: c.SubscribeTopic) -> Any:
         """Add a topic subscription to a queue at all its hosts."""
@@ -179,7 +180,7 @@ class Keeper:
         known_by_all = min(self._known_edition(peer) for peer in peers)
         answered = bisect_right(waiting, known_by_all, key=lambda one: one.edition)
         for one in waiting[:answered]:
-            self._answer(one)
+            self._answer(one.reply, one.result)
         self._waiting_bytes -= sum(one.size for one in waiting[:answered])
         del waiting[:answered]
 
@@ -250,11 +251,10 @@ class Keeper:
         return after
 
     def _change(
-        self, vpn: str, name: str, entry: Entry | None, to: c.Command | ReplyAddress | None,
-        result: bool | int | None = None, error: str = "", at_once: bool = False,
+        self, vpn: str, name: str, entry: Entry | None, command: c.Command | None,
+        result: int | None = None,
     ) -> None:  # fmt: skip
-        """Apply a change here, send it to the others, and answer when all have confirmed, or at
-        once. to: the command to answer, or its reply address."""
+        """Apply a change here, send it to the others, and answer when all have confirmed."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         if before is None and entry is not None:
@@ -262,11 +262,9 @@ class Keeper:
         apply_entry(broker, facts, self._bridges, vpn, name, entry)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)
-        reply = _reply_address(to) if isinstance(to, c.Command) else to
         facts.edition += 1
         self._emit_entry(vpn, name, entry)
-        waiting = WaitingAnswer(facts.edition, reply, result, error)
-        self._tell([wire_entry(vpn, name, entry)], None, waiting, at_once)
+        self._tell([wire_entry(vpn, name, entry)], None, command, result)
 
     def _change_topic(
         self, message: SaidTopic, command: c.Command, result: bool | None = None
@@ -274,24 +272,24 @@ class Keeper:
         """Like `_change`, for one topic subscription of a queue that may have thousands."""
         apply_topic(self._broker, self._facts, message)
         self._facts.edition += 1
-        waiting = WaitingAnswer(self._facts.edition, _reply_address(command), result)
-        self._tell([], message, waiting)
+        self._tell([], message, command, result)
 
     def _tell(
-        self, entries: list[SaidEntry], topic: SaidTopic | None, waiting: WaitingAnswer,
-        at_once: bool = False,
+        self, entries: list[SaidEntry], topic: SaidTopic | None, command: c.Command | None,
+        result: bool | int | None,
     ) -> None:  # fmt: skip
-        """Send a change to the others, and answer."""
+        """Send a change to the others, and answer when all have confirmed."""
         broker, facts = self._broker, self._facts
         message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
         for number in self._others():
             say(broker, facts, number, message)
-        if self._others() and not at_once:
-            waiting.size = len(encode_body(message))
+        reply = None if command is None else _reply_address(command)
+        if self._others():
+            waiting = WaitingAnswer(facts.edition, reply, result, len(encode_body(message)))
             self._waiting_bytes += waiting.size
             facts.waiting.append(waiting)
         else:
-            self._answer(waiting)
+            self._answer(reply, result)
 
     def publish_directory(self) -> None:
         """Publish the whole directory to clients. The last records may be missing in Kafka, or
@@ -310,13 +308,12 @@ class Keeper:
         state = "" if entry is None else "there" if entry.moves_to is None else "moving"
         self._broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, epoch, self._facts.edition))
 
-    def _answer(self, waiting: WaitingAnswer) -> None:
-        if waiting.reply is None:
-            return
-        error, kind = waiting.error or None, "LakequeueError" if waiting.error else None
-        epoch = self._broker.header.epoch
-        result = None if error else waiting.result
-        self._broker.emit(Reply(*waiting.reply, result, error, kind, epoch=epoch))
+    def _answer(
+        self, reply: ReplyAddress | None, result: bool | int | None = None, error: str = ""
+    ) -> None:
+        if reply is not None:
+            kind, epoch = "LakequeueError" if error else None, self._broker.header.epoch
+            self._broker.emit(Reply(*reply, result, error or None, kind, epoch=epoch))
 
 
 def _reply_address(command: c.Command) -> ReplyAddress | None:

@@ -221,14 +221,12 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
 def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Let the queue leave, if the directory says so and the other broker is ready."""
     key = key_of(vpn, name)
-    to, move, room = facts.coming.get(key, (-1, -1, 0))
-    is_wanted = (move, to) == (entry.move, entry.moves_to)
-    if move < entry.move or (move == entry.move and not is_wanted):
-        facts.coming.pop(key, None)
+    if key not in facts.coming or facts.coming[key][1] > entry.move:
+        return  # the directory's entry is yet to come
+    to, move, room = facts.coming.pop(key)
     queue = broker.find(vpn, name)
-    if not is_wanted or queue is None or key in facts.leaving:
+    if (move, to) != (entry.move, entry.moves_to) or queue is None or key in facts.leaving:
         return
-    del facts.coming[key]
     why = _obstacle(queue, facts.peers[to].name, room)
     if why:
         _report(broker, facts, HasMoved(vpn, name, move, why))
