@@ -343,8 +343,8 @@ class Bridge(Command, frozen=True, tag="bridge"):
 
 
 class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
-    """Delete a bridge with what waits for it; answers how many messages that were. waited: how
-    many, as the broker with the bridge's near end counts them for the others."""
+    """Delete a bridge with what waits for it; answers how many messages that were. waited: between
+    brokers, that number."""
 
     name: Name
     waited: Count | None = None
