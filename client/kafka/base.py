@@ -212,7 +212,7 @@ def no_answer(bootstrap: str, reason: str) -> NotConnected:
 
 def no_kafka(bootstrap: str, said: str) -> NotConnected:
     """The error for a peer that answers in another protocol, or not at all."""
-    return no_answer(bootstrap, f"something listens there but does not speak Kafka ({said})")
+    return no_answer(bootstrap, f"what listens there is no Kafka, or is too slow ({said})")
 
 
 def too_large(value_bytes: int) -> Rejected:
