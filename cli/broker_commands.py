@@ -42,6 +42,8 @@ def brokers(
       lakequeue brokers --remove west-2 --to west
       lakequeue brokers --json | jq '.[] | select(.state != "running")'
     """
+    if add is not None and remove is not None:
+        raise click.UsageError("give either --add or --remove: each is a change of its own")
     if group is not None and add is None:
         raise click.UsageError(f"--group {group}: only with --add, for the added broker")
     if to is not None and remove is None:
