@@ -73,8 +73,11 @@ def _definition(given: dict[str, str]) -> dict[str, Any]:
 
 
 def values_of(given: dict[str, str]) -> dict[str, Any]:
-    """Values as YAML reads them, but text stays text; an empty value means the default."""
+    """Values as YAML reads them, but text stays text, also where YAML would read a number or a
+    truth and the key takes none; an empty value means the default."""
     import yaml
+
+    from ..definitions.definition import TEXT_KEYS
 
     out: dict[str, Any] = {}
     for key, text in given.items():
@@ -82,7 +85,7 @@ def values_of(given: dict[str, str]) -> dict[str, Any]:
             value = yaml.safe_load(text)
         except yaml.YAMLError:
             value = text
-        plain = isinstance(value, bool | int | float | list)
+        plain = isinstance(value, bool | int | float | list | dict) and key not in TEXT_KEYS
         out[key] = value if plain else (text or None)
     out.pop("topic", None)
     return out

@@ -109,6 +109,11 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
 _KEYS = read.keys_of(QueueDefinition)
 _READERS = {**_KEYS, "topic": _KEYS["name"]}  # a synonym (Q1)
 KEYS = tuple(_READERS)
+# Keys whose values are texts that somebody chooses, such as names and expressions.
+_TEXTS = (read.text, read.queue_name, read.vpn_name, read.broker_name, read.recovery_point)
+TEXT_KEYS = frozenset(
+    key for key, (_, reader) in _READERS.items() if reader in (*_TEXTS, client_name)
+)
 
 
 class _Values(dict[str, Any]):
