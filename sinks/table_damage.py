@@ -97,13 +97,7 @@ def _look(place: Folder) -> Table:
     if any(".checkpoint." in n and not _is_known(n) for n in names):
         return table  # a newer kind of checkpoint, which this code cannot read
     begin = _from_checkpoint(table, names)
-    if begin is None and 0 in commits:
-        begin = -1
-    if begin is None:
-        if commits or any(_CHECKPOINT.fullmatch(n) for n in names):
-            table.broken = table.broken or (f"{LOG}/{0:020}.json", "is missing")
-        return table
-    table.version = begin
+    table.version = begin = -1 if begin is None else begin
     for version in range(begin + 1, max(commits, default=begin) + 1):
         name = f"{prefix}{version:020}.json"
         if why := _read_commit(table, place, name, version in commits):

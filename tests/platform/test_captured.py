@@ -160,6 +160,30 @@ def test_brokers_write_into_a_new_directory_what_they_have(
     assert heard == [b"begin"]
 
 
+def test_M4_every_broker_and_every_earlier_one_has_partitions(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, given = opened(tmp_path), []
+    monkeypatch.setattr(
+        captured, "ensure_topics", lambda *all: (given.append(all[-2:]), dict(kafka.topics))[1]
+    )
+    topics._brokers["far"] = BrokerQuery("far", 4)  # type: ignore[index]
+    topics.share_out(2)
+    topics.share_out(9)
+    topics.share_out()
+    assert given == [(5, 2), (9, 9), (5, topics._folder.numbers)]
+
+
+def test_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
+    """`k:1` is no Kafka, so asking one would fail."""
+    topics.ask_again(["broker-0", "gone", "removed"])
+    topics.forget("broker-0")
+    topics.forget("removed")
+    assert topics.unasked == {("gone", "default")}
+    topics.ask(1.0)
+    assert topics.unasked == set()
+
+
 def test_what_a_removed_broker_left_may_go(kafka: Kafka, topics: CapturedTopics) -> None:
     topics._brokers.clear()  # type: ignore[attr-defined]
     kafka.now("broker-0.steps")
