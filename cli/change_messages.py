@@ -176,6 +176,8 @@ def edit(
     if both := sorted(pairs(headers, "--header").keys() & {*remove}):
         raise click.UsageError(f"--header and --remove: both name {', '.join(both)}")
     new: dict[str, str | None] = {**pairs(headers, "--header"), **dict.fromkeys(remove)}
+    if not new:
+        raise click.UsageError("name a change: --header NAME=TEXT, or --remove NAME")
     check_headers(new)
     check(commands.Edit(queue=queue, headers=new, why=chosen.why, **chosen.messages()))
     with call.admin("edit") as admin:
