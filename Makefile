@@ -49,8 +49,8 @@ demo: setup ## real flights through real queues, then the accounts
 	@$(BIN)/lakequeue demo
 
 # Two processes for what runs in memory. Then three rows beside each other, about as long: what shares
-# an engine, and the documentation's commands; OWN, with engines of their own, and clients; and what
-# needs Kafka alone, with LATE.
+# an engine; OWN, with engines of their own, and the documentation's commands; and what needs Kafka
+# alone, clients too, with LATE.
 # Each waits a third of its time, for a death, a batch or a timeout; only the pages take the ports that
 # the documentation names. WALKS wait for nothing and look at no clock: from the beginning they compute
 # on what all others leave of the cores. Each part runs whatever another one finds; what failed before
@@ -58,14 +58,11 @@ demo: setup ## real flights through real queues, then the accounts
 # carries out a line with $(MAKE) in it even where it is only to print it (-n).
 # Java's classes are archived some minutes after the first engine's start, and from then on a start takes
 # 26 s of a core instead of 35: so what uses the archive comes late in each row.
-ALONE := tests/job/test_chaos.py tests/job/test_standalone.py
+OWN := tests/job/test_chaos.py tests/job/test_standalone.py tests/docs/test_commands_run.py
 LATE := tests/job/test_away.py
-PRINTED := tests/docs/test_commands_run.py
 MARKED := $(sort $(shell grep -rl --include='test_*.py' 'mark\.job' tests))
-MARKED := $(filter-out $(ALONE) $(LATE) $(PRINTED),$(MARKED))
-OWN := $(filter tests/cli/% tests/client/%,$(MARKED)) $(ALONE)
-ENGINES := $(filter tests/job/%,$(MARKED)) $(PRINTED)
-KAFKA := $(filter-out $(OWN) $(ENGINES),$(MARKED)) $(LATE)
+ENGINES := $(filter-out $(OWN) $(LATE),$(filter tests/job/%,$(MARKED)))
+KAFKA := $(filter-out $(OWN) $(ENGINES) $(LATE),$(MARKED)) $(LATE)
 WALKS := tests/fuzz tests/mesh tests/model tests/reference tests/rules tests/sim tests/state
 IDLY := $(shell chrt -i 0 true 2>/dev/null && echo chrt -i 0) nice -n 19
 PYTEST := $(BIN)/pytest $(if $(MAKE_TERMOUT),--color=yes)
