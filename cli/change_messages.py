@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..expressions import predicate
-from ..lake.replaying import Chosen
+from ..lake.replaying import ToReplay
 from ..monitor.formatting import clock, counted, number, one_line
 from ..protocol import commands
 from ..protocol.checked import checked
@@ -267,7 +267,7 @@ def replay(
     """
     if since is None and until is None and where is None and ids is None:
         raise click.UsageError("choose messages: --since, --until, --where or --ids")
-    Chosen(call.vpn, queue, since, until, where, ids)  # refuses wrong values
+    ToReplay(call.vpn, queue, since, until, where, ids)  # refuses wrong values
     tables = nearest_home(call.home) or Path(DEFAULT_HOME)
     chosen = {"since": since, "until": until, "where": where, "ids": ids, "home": tables}
     with call.admin("replay") as admin:

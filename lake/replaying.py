@@ -106,7 +106,7 @@ def replay(
         isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0
     ):
         raise ConfigError(f"rate: {shown(rate)} – allowed are messages a second, more than 0")
-    chosen = Chosen(connection.vpn, queue, since, until, where, ids)
+    chosen = ToReplay(connection.vpn, queue, since, until, where, ids)
     _ = connection.admin().describe(queue)  # raises for a queue that does not exist
     with open_lake(home) as lake:
         first, earliest = lake.execute(_BEGINS).fetchone() or (None, None)
@@ -151,7 +151,7 @@ class _Row:
         }  # fmt: skip
 
 
-class Chosen:
+class ToReplay:
     """The messages that a replay is about. Raises ConfigError for a wrong value."""
 
     def __init__(
