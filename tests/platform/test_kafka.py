@@ -328,7 +328,7 @@ class Sized(Admin):
 @pytest.mark.parametrize(
     ("size", "before", "fits"),
     [(8, 1, True), (9, 1, False), (16, 1, False), (16, 2, True), (17, 2, False), (16, 0, True),
-     (17, 0, False), (9, 0, True), (16, 3, True)],
+     (17, 0, False), (9, 0, True), (16, 3, True), (17, 3, False)],
 )  # fmt: skip
 def test_M4_partitions_that_nobody_would_read_are_refused(
     use: Callable[[Admin], None], size: int, before: int, fits: bool
