@@ -135,7 +135,7 @@ def messages() -> st.SearchStrategy[Sent]:
     return st.tuples(headers, payloads, st.sampled_from([None, b"k"]), own)
 
 
-@settings(max_examples=75)
+@settings(max_examples=150)
 @given(
     st.sampled_from(QUEUES),
     st.sampled_from(VPNS),
