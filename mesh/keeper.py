@@ -283,7 +283,9 @@ class Keeper:
         message = Entries(facts.edition, entries, facts.brokers, facts.groups, topic)
         for number in self._others():
             say(broker, facts, number, message)
-        reply = None if command is None else _reply_address(command)
+        if command is None:  # of a move, which is answered at its end
+            return
+        reply = _reply_address(command)
         if self._others():
             waiting = WaitingAnswer(facts.edition, reply, result, len(encode_body(message)))
             self._waiting_bytes += waiting.size
