@@ -113,9 +113,6 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     if envelope.number > peer.heard + 1:
         _ask(broker, peer, vpn, envelope.number - 1)
         return None
-    if envelope.kind in mesh_messages.OF_EARLIER_VERSIONS:
-        peer.heard = envelope.number
-        return None
     try:
         message = mesh_messages.decode_body(envelope.kind, envelope.body)
     except ValueError:

@@ -307,6 +307,12 @@ class Sync(MeshMessage, frozen=True):
     answer: bool = False
 
 
-OF_EARLIER_VERSIONS = ("heard",)  # kinds that are passed over: the channel confirms
+class Heard(MeshMessage, frozen=True):
+    """Of an earlier version, which confirmed changes of the directory with it. It is passed over;
+    a home that was stopped may still have to repeat one."""
+
+    kind: ClassVar[str] = "heard"
+
+
 WORDS = {word.kind: word for word in MeshMessage.__subclasses__()}
 _decoders = {kind: msgspec.msgpack.Decoder(word) for kind, word in WORDS.items()}

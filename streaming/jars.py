@@ -38,6 +38,7 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 JARS_XML = CONF / "jars.xml"
 S3_XML = CONF / "jars-s3.xml"  # only for homes that have something on an S3 store
 JAVA_MAJOR_MIN = 17
+VERSION_S_MAX = 60.0
 FETCH_SECONDS_MAX = 900
 _STAMP = "complete"
 # What Ivy prints when it cannot reach a repository. It then calls every jar "not found".
@@ -65,10 +66,18 @@ def cache_directory() -> Path:
 
 
 def java_version(java: str | Path) -> int | None:
-    """The major version of this ``java``, or None when it does not run or does not say."""
+    """The major version of this ``java``, or None when it does not run or does not say. Raises
+    LakequeueError when it takes too long."""
     try:
-        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(
+            [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_S_MAX
+        )
+    except subprocess.TimeoutExpired as slow:
+        raise LakequeueError(
+            f"{java} has not said its version within {VERSION_S_MAX:g} s: the machine is too busy, "
+            "or this Java hangs; try again, or point JAVA_HOME at another one"
+        ) from slow
+    except OSError:
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr + done.stdout)
     return int(found.group(1)) if found else None

@@ -146,12 +146,13 @@ class Prefetch:
         """The next message for the application, or None. Messages with an id in ``passed_over``
         stay."""
         with self.lock:
-            at = self._first(passed_over)
+            clock_ms = self._clock_ms()
+            at = self._first(passed_over, clock_ms)
             if at is None:
                 return None
             message = self.buffer[at]
             del self.buffer[at]
-            message.since = self._clock_ms()
+            message.since = clock_ms
             if self.tracks(message):
                 self.held[message.number] = message
             return message
@@ -159,13 +160,12 @@ class Prefetch:
     def has_besides(self, passed_over: Collection[int]) -> bool:
         """True if a message without an id in ``passed_over`` can be handed over."""
         with self.lock:
-            return self._first(passed_over) is not None
+            return self._first(passed_over, self._clock_ms()) is not None
 
-    def _first(self, passed_over: Collection[int]) -> int | None:
+    def _first(self, passed_over: Collection[int], clock_ms: float) -> int | None:
         """Where in the buffer the next message is."""
         if not self.has_next:
             return None
-        clock_ms = self._clock_ms()
         for at, message in enumerate(self.buffer):
             if message.number not in passed_over and not self.is_over(message, clock_ms):
                 return at

@@ -257,8 +257,7 @@ class Queue:
             self.admit(rows)
 
     def _come_last(self, rows: list[Row]) -> bool:
-        """Whether new rows come behind all cold ones and nobody must see them before their turn, so
-        they can be cold at once."""
+        """Whether new rows can be cold at once: behind all cold ones, and nobody looks at them."""
         ready, last = self.ready, self.cold.last()
         if last is None or ready.lanes or ready.views or self.early.ranges:
             return False

@@ -273,7 +273,7 @@ class HomeFolder(HomeNotes):
         if accepts_other and about.get("trigger") == MICRO_BATCH:
             raise LakequeueError(
                 "--accept-other-kafka: with the trigger 'micro-batch' Spark keeps the offsets, and "
-                "cannot start over; make a new home with `lakequeue rebuild`"
+                "cannot start over: keep its Kafka, or begin with a new home"
             )
         if accepts_other:
             for name in OF_TABLES:  # the tables say where to continue

@@ -89,6 +89,18 @@ def test_Q9_changes_wait_for_a_broker_that_is_away_up_to_a_limit(limits: Limits)
     mesh.check_directories()
 
 
+def test_M5_a_move_waits_for_no_broker_that_is_away() -> None:
+    """So it takes no room of the changes that wait for one."""
+    mesh = Mesh(local("near", "a"), limits=Limits(unconfirmed_changes=1))
+    mesh.engine.cut("b")
+    (answer,) = mesh.move("near", "c")
+    assert answer["error"] is None
+    assert not mesh.facts("a").waiting
+    assert mesh.entries("c")["near"].hosts == [mesh.facts("c").brokers["c"]]
+    mesh.send("a", "near")
+    assert mesh.bodies("near") == [b"{}"]
+
+
 def test_H4_rooms_for_a_queue_that_is_not_known_yet_are_kept_once(network: Network) -> None:
     mesh = Mesh(local("near", "a"))
     network.lose("entries", "a", "c", times=1_000)

@@ -251,6 +251,6 @@ def test_another_one_that_is_accepted_is_its_own_from_then_on(lived: HomeFolder)
 def test_spark_keeps_the_offsets_of_micro_batches(tmp_path: Path, live: Any) -> None:
     home = live(tmp_path, "micro-batch")
     home.require_kafka("first", NOBODY, False)
-    with pytest.raises(LakequeueError, match="rebuild"):
+    with pytest.raises(LakequeueError, match="cannot start over: keep its Kafka"):
         home.require_kafka("second", NOBODY, True)
     assert about(tmp_path)["kafka"] == "first"

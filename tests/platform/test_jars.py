@@ -277,6 +277,19 @@ def test_two_homes_make_it_once(archiver: Archiver) -> None:
     assert archiver.runs.read_text() == "run\n"
 
 
+def test_a_java_that_is_slow_is_not_called_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "home/bin/java"
+    slow.parent.mkdir(parents=True)
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(module, "VERSION_S_MAX", 0.2)
+    with pytest.raises(LakequeueError, match=rf"^{slow} has not said its version within 0.2 s"):
+        java_executable()
+
+
 def test_a_java_that_fails_leaves_nothing(
     archiver: Archiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
