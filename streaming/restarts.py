@@ -2,8 +2,9 @@
 
 A query that failed, Spark's Java process or an embedded Kafka is restarted, each time after a
 longer pause. If it ends more than five times in five minutes, a restart does not help, so the
-engine ends with a message. A step that put a record or queue aside does not count: the next start
-leaves that out, so it begins at once.
+engine ends with a message. Two ends do not count. A step that put a record or queue aside begins at
+once, since the next start leaves that out. A Python worker that was not ready in time shows a busy
+machine, and giving up would not make it less busy.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ log = logging.getLogger("lakequeue.engine")
 RESTARTS_MAX = 5
 RESTART_WINDOW_S = 300.0
 PAUSE_S_MAX = 10.0
-# A busy machine: the worker is ready a moment later.
-_PASSING = re.compile(r"Python worker (failed to connect back|exited unexpectedly)")
+_LATE = re.compile(
+    r"Python worker failed to connect back|waiting for the Python worker to connect back"
+    r"|Streaming Runner initialization failed\. Socket connection timeout"
+)
+_DIED = re.compile(r"Python worker exited unexpectedly")
 _PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
 
 
 class Restarts:
     """Counts restarts of one thing. `stopping` ends a pause. say: gets the sentences, by default
-    the log."""
+    the log. most: how many are allowed in five minutes."""
 
-    def __init__(self, stopping: threading.Event, say: Callable[[str], None] = log.error) -> None:
-        self._stopping = stopping
-        self._say = say
+    def __init__(
+        self, stopping: threading.Event, say: Callable[[str], None] = log.error,
+        most: float = RESTARTS_MAX,
+    ) -> None:  # fmt: skip
+        self._stopping, self._say, self._most = stopping, say, most
         self._times: list[float] = []
 
     def again(self, what: str, why: str, see: str = "") -> None:
@@ -46,7 +52,7 @@ class Restarts:
         self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
         count = len(self._times)
         where = f" (see {see})" if see else ""
-        if count > RESTARTS_MAX:
+        if count > self._most:
             raise LakequeueError(
                 f"{what} ended, {why}: the {count}th end within {RESTART_WINDOW_S / 60:.0f} "
                 f"minutes, so it is not started again{where}"
@@ -57,7 +63,12 @@ class Restarts:
 
 def passes(reason: str) -> bool:
     """Whether a failure will probably not happen again."""
-    return _PASSING.search(reason) is not None or puts_aside(reason)
+    return is_late(reason) or puts_aside(reason) or _DIED.search(reason) is not None
+
+
+def is_late(reason: str) -> bool:
+    """Whether a Python worker was not ready in time."""
+    return _LATE.search(reason) is not None
 
 
 def puts_aside(reason: str) -> bool:

@@ -3,6 +3,7 @@
     a query fails ─▶ the loop refused, or the checkpoint is gone   ─▶ give up, with the reason
                      Kafka does not answer, or the disk is full    ─▶ wait, however long
                      it writes the tables                          ─▶ see `tables_watch`
+                     a Python worker was not ready in time         ─▶ restart, however often
                      anything else                                 ─▶ restart, up to five times in
                                                                        five minutes
     a broker hangs ─▶ `step_watch` reports it: its query is stopped and started
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -30,7 +32,7 @@ from ..application import SparkApplication
 from ..broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder
-from ..restarts import Restarts, passes, puts_aside, within
+from ..restarts import RESTARTS_MAX, Restarts, is_late, passes, puts_aside, within
 from ..spark.queries import reason, refusal
 
 log = logging.getLogger("lakequeue.engine")
@@ -246,17 +248,20 @@ class EngineWatch:
                 if broker.query is query:
                     hangs = broker.hangs
                     self._on_state(broker, RESTARTING)
-            self._due[name] = now + self._pause_s(name, hangs or reason(query))
+            late = not hangs and is_late(str(query.exception()))
+            self._due[name] = now + self._pause_s(name, hangs or reason(query), late)
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]
             restart()
 
-    def _pause_s(self, name: str, why: str) -> float:
-        """Log why a query ended; returns the pause before its restart."""
+    def _pause_s(self, name: str, why: str, late: bool) -> float:
+        """Log why a query ended; returns the pause before its restart. late: only because a Python
+        worker was not ready in time, which does not count towards giving up."""
         if puts_aside(why):
             log.error("the query %r begins again: %s", name, why)
             return 0.0
-        restarts = self._restarts.setdefault(name, Restarts(self._stopping))
+        key, most = (f"{name}: late", math.inf) if late else (name, RESTARTS_MAX)
+        restarts = self._restarts.setdefault(key, Restarts(self._stopping, most=most))
         return restarts.pause_s(f"the query {name!r}", why, self._see)
 
     def _missing(self) -> str:
@@ -266,7 +271,7 @@ class EngineWatch:
         except NotConnected as error:
             return f"{error}; it goes on when Kafka answers"
         unwritable = self._folder.unwritable()
-        return f"{unwritable}; it continues when there is room" if unwritable else ""
+        return f"{unwritable}; it continues when it can write there" if unwritable else ""
 
     def _restart_java(self) -> None:
         """Restart Spark's Java process. The checkpoint has everything that it had committed."""

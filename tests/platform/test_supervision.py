@@ -100,6 +100,31 @@ def test_a_broker_that_hung_may_end_for_another_reason(
     ]
 
 
+LATE = (
+    "Python worker failed to connect back.",
+    "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to "
+    "connect back",
+    "Streaming Runner initialization failed. Socket connection timeout. Cause: none",
+)
+
+
+@pytest.mark.parametrize("why", LATE)
+def test_a_worker_that_comes_late_never_ends_the_engine(
+    supervised: Supervised, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    """The machine is busy: giving up would not help it. Other ends count as ever, and a pause
+    follows each."""
+    engine, started = supervised
+    failed(engine, why)
+    look(engine)
+    assert len(started) == 2 * RESTARTS_MAX
+    assert len([m for m in caplog.messages if m.endswith("it is started again")]) == len(started)
+    failed(engine)
+    with pytest.raises(LakequeueError, match="6th end within 5 minutes"):
+        look(engine)
+    assert len(started) == 3 * RESTARTS_MAX
+
+
 def test_S1_steps_that_put_something_aside_never_end_the_engine(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,7 +155,7 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
 def test_what_the_queries_need_is_waited_for(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka and room on the disk, however often it is looked: one sentence each, no restart."""
+    """Kafka and a disk that takes files, however often it is looked: one sentence each, no restart."""
     engine, started = supervised
     monkeypatch.setattr(engine_watch, "require_broker", require_broker)
     failed(engine)
@@ -139,10 +164,11 @@ def test_what_the_queries_need_is_waited_for(
     assert "no Kafka broker answers at 127.0.0.1:1" in sentence
     assert sentence.endswith("it goes on when Kafka answers")
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
-    monkeypatch.setattr(engine._folder, "unwritable", lambda: "no room")
+    read_only = "checkpoint cannot be written (Read-only file system)"
+    monkeypatch.setattr(engine._folder, "unwritable", lambda: read_only)
     look(engine)
     assert caplog.messages[1:] == [
-        "the query 'lakequeue' ended: no room; it continues when there is room"
+        f"the query 'lakequeue' ended: {read_only}; it continues when it can write there"
     ]
     assert not started
     monkeypatch.setattr(engine._folder, "unwritable", lambda: "")
