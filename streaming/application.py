@@ -119,6 +119,7 @@ class SparkApplication:
         self.archive = JavaArchive("spark", folder.path / "spark.classes")
         self.table_queries: dict[str, StreamingQuery] = {}  # by name; see `tables_watch`
         self._tables_lock = threading.Lock()
+        self._ending_tables = threading.Lock()  # held while one is ended: its name is taken
         self._ended_tables = 0  # how often the tables' queries were ended to start over
 
     # ------------------------------------------------------------ start
@@ -260,7 +261,8 @@ class SparkApplication:
         """Start a query of tables. If `_end_tables` was called meanwhile, stop it again;
         `tables_watch` then starts it once more."""
         assert self.spark is not None
-        ended = self._ended_tables
+        with self._ending_tables:
+            ended = self._ended_tables
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")
         query = start(self.spark)
         with self._tables_lock:
@@ -313,10 +315,11 @@ class SparkApplication:
 
     def _end_tables(self, name: str) -> None:
         """End a query of tables, if possible between two batches; `tables_watch` starts it anew."""
-        with self._tables_lock:
-            self._ended_tables += 1
-            query = self.table_queries.pop(name, None)
-        end_between_batches(query, TABLES_END_S_MAX)
+        with self._ending_tables:
+            with self._tables_lock:
+                self._ended_tables += 1
+                query = self.table_queries.pop(name, None)
+            end_between_batches(query, TABLES_END_S_MAX)
 
     def read_more(self) -> None:
         """Restart the queries that do not find new topics themselves."""

@@ -31,6 +31,7 @@ from ...mesh.home_change import HomeChange, NotAtRest
 from ...mesh.reading_positions import of_clients
 from ...mesh.rehome import Rehomed, Resting, rehome
 from ...protocol import LakequeueError, NotConnected, topics
+from ...protocol.duties import do_every
 from ...protocol.folders import Folder
 from ...protocol.journal import Journal
 from ...protocol.state_files import step_of
@@ -43,6 +44,7 @@ from ..broker_query import BrokerQuery
 from ..captured import CapturedTopics
 from ..engine_settings import MICRO_BATCH
 from ..home.home_folder import HomeFolder, Moves, Removed
+from ..spark.error_causes import cause_of
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -69,8 +71,8 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 
 class EngineRehoming:
-    """Adds and removes an engine's brokers, and moves queues. lock: held meanwhile. begin: prepares
-    a broker before its query starts. tell_peers: tells all brokers which brokers there are. gone:
+    """Adds and removes an engine's brokers, and moves queues, one change at a time. lock: the
+    engine's, held until all loops run again. begin: prepares a broker before its query starts. tell_peers: tells all brokers which brokers there are. gone:
     called with a removed broker. send_last: sends the records that removed brokers still have to
     send."""
 
@@ -84,38 +86,58 @@ class EngineRehoming:
         self._application, self._captured, self._folder = application, captured, folder
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
         self._send_last = send_last
+        self._changing = threading.Lock()  # taken before the engine's
 
     def add(self, name: str, group: str = "") -> None:
         """Add a broker. If it raises LakequeueError, the home is as it was."""
         if not self._application.real_time:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
-        with self._lock:
-            brokers = self._application.brokers
-            groups = {broker.name: broker.group for broker in brokers.values()}
-            check_added(name, group, groups, self._folder.removed(), self._vpns)
-            self._application.check_slots(len(brokers) + 1)
-            new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
-            self._change([*brokers.values(), new])
+        brokers = self._application.brokers
+        with self._changing:
+            with self._lock:
+                groups = {broker.name: broker.group for broker in brokers.values()}
+                check_added(name, group, groups, self._folder.removed(), self._vpns)
+                self._application.check_slots(len(brokers) + 1)
+                new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
+                self._change([*brokers.values(), new])
+            self._follow_up()
 
     def remove(self, name: str, to: str = "") -> Moves:
         """Remove a broker. Returns where its queues with one host are now. to: a broker that takes
         all of them. If it raises LakequeueError, the home is as it was."""
-        with self._lock:
-            brokers = self._application.brokers
-            check_removed(name, to, brokers, self._folder.removed())
-            return self._change([b for b in brokers.values() if b.name != name], to)
+        brokers = self._application.brokers
+        with self._changing:
+            with self._lock:
+                check_removed(name, to, brokers, self._folder.removed())
+                moved = self._change([b for b in brokers.values() if b.name != name], to)
+            self._follow_up()
+        return moved
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
         """Move a queue to another broker, also one that captures plain Kafka topics (M5). If it
         raises LakequeueError, the queue is where it was."""
-        with self._lock:
-            brokers = self._application.brokers
-            if to not in brokers:
-                known = ", ".join(map(repr, brokers))
-                raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
-            if len(brokers) == 1:  # it is there
-                return []
-            return self._change(list(brokers.values()), moves={(vpn, queue): to})
+        brokers = self._application.brokers
+        with self._changing:
+            with self._lock:
+                if to not in brokers:
+                    known = ", ".join(map(repr, brokers))
+                    allowed = f"allowed are the home's brokers: {known}"
+                    raise LakequeueError(f"broker: {to!r} – {allowed}")
+                if len(brokers) == 1:  # it is there
+                    return []
+                moved = self._change(list(brokers.values()), moves={(vpn, queue): to})
+            self._follow_up()
+        return moved
+
+    def _follow_up(self) -> None:
+        """Put the new states into the tables, and send the last records. On a busy machine this
+        takes minutes, so the engine's lock is free meanwhile: ended queries are restarted. The home
+        has changed already, so what fails here is not the change."""
+        try:
+            do_every((self._application.begin_history_anew, self._send_last))
+        except Exception as error:  # Kafka or Java is away: the next start does it
+            log.warning("the change of brokers is done, but not all that follows: %s",
+                        cause_of(error))  # fmt: skip
 
     def _change(
         self, there: list[BrokerQuery], to: str = "",
@@ -143,15 +165,16 @@ class EngineRehoming:
             except BaseException:  # whatever fails, the home has its old brokers
                 _set(brokers, before.values())
                 raise
-            self._announce(before)
+            try:
+                self._announce(before)
+            except LakequeueError as error:  # Kafka is away: the home has changed all the same
+                log.warning("the change of brokers is announced at the next start: %s", error)
         finally:
             for broker in brokers.values():
                 broker.resting = False
             self._application.start_queries(list(brokers.values()))
         self._captured.ask_again(list(brokers))
         self._folder.remember_checkpoints()
-        self._application.begin_history_anew()
-        self._send_last()
         return found.moved
 
     def _make_partitions(self) -> None:
@@ -263,10 +286,11 @@ class EngineRehoming:
 
 
 def _set(brokers: dict[str, BrokerQuery], there: Iterable[BrokerQuery]) -> None:
-    """Replace the brokers in the mapping, which other objects share."""
+    """Replace the brokers in the mapping, which other threads read: it is never empty."""
     now = {broker.name: broker for broker in there}
-    brokers.clear()
     brokers.update(now)
+    for name in brokers.keys() - now.keys():
+        del brokers[name]
 
 
 def _log_change(event: str, broker: BrokerQuery, what: str, *values: Any) -> None:

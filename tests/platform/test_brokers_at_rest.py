@@ -4,6 +4,7 @@ and what is left where something fails or the engine dies."""
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -343,3 +344,49 @@ def test_M4_what_dies_behind_the_homes_word_goes_on_there(rests: Rests, died: Ho
     assert (word.broker, word.step, word.segments[0]) == ("c", STEP + 1, SAID)
     rests.engine._send_last_records()
     assert (len(rests.heard), died.last_records()) == (1, [])
+
+
+@pytest.mark.parametrize(("change", "name"), [("add", "d"), ("remove", "c")])
+def test_M4_ended_queries_are_restarted_while_the_tables_get_the_new_states(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch, change: str, name: str
+) -> None:
+    """On a busy machine that takes minutes. Only the next change waits for it."""
+    lock, free = rests.engine._lock, list[bool]()
+
+    def try_to_restart() -> None:
+        free.append(lock.acquire(timeout=0.0))
+        lock.release()
+
+    def write_states() -> None:
+        watch = threading.Thread(target=try_to_restart)
+        watch.start()
+        watch.join()
+        assert rests.engine.rehoming._changing.locked()
+
+    monkeypatch.setattr(rests.engine.application, "begin_history_anew", write_states)
+    getattr(rests.engine.rehoming, change)(name)
+    assert free == [True]
+
+
+@pytest.mark.parametrize("fails", ["peers", "history", "last records"])
+def test_M4_a_change_that_is_done_is_answered_as_done(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever fails after the home's word: the next start does it, and the brokers run."""
+    fail = Mock(side_effect=NotConnected("Kafka is away"))
+    match fails:
+        case "peers":
+            monkeypatch.setattr(rests.engine.rehoming, "_tell_peers", fail)
+        case "history":
+            monkeypatch.setattr(rests.engine.application, "begin_history_anew", fail)
+        case _:
+            monkeypatch.setattr(rests, "publish", fail)
+    answers: list[Any] = []
+    requests = ChangeRequests(
+        "127.0.0.1:1", ["v"], rests.engine.rehoming, lambda key, value: answers.append(value)
+    )
+    requests.read(b"wish/c", json.dumps({"wish": "remove", "id": "1", "to": ""}).encode())
+    assert json.loads(answers[0]) == {"id": "1", "done": True, "moved": []}
+    assert rests.folder.brokers(()) == {"a": 0, "b": 1}
+    assert rests.did[-1] == "start a b"
+    assert "Kafka is away" in caplog.text
