@@ -78,6 +78,11 @@ class StepLog:
         if self._failure is not None:
             raise self._failure
 
+    def close(self) -> None:
+        """Drop what is on its way, see `Outbox.close`."""
+        self._producer.purge()
+        self._producer.poll(0)
+
     def begin(self) -> None:
         """Begin a transaction."""
         self.fenced()

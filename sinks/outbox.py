@@ -7,6 +7,7 @@ reported, and nothing waits for it.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -20,10 +21,13 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.commands import Command, RecordRefused, Returned
 from ..protocol.ids import format_ranges
+from ..protocol.once_a_minute import OnceAMinute
 from ..protocol.record_splitting import delivered, fitting, halves
 from ..protocol.wire import WireRecord, headers_list
 from .log_writer import Stopping
 from .record_limits import instruction, limits_of, refusal, undeliverable
+
+log = logging.getLogger("lakequeue.loop")
 
 # Kafka refuses this record itself, or another one in the same batch.
 _OF_RECORD = (
@@ -63,27 +67,13 @@ class _NarrowTopic:
 
 
 LOOK_S = 0.005
-NEWS_TOPICS_MAX = 1_000
+_errors = OnceAMinute()  # of this process
 
 
-class _News:
-    """Limits reports to one per topic in `NARROW_S`: clients may name many times a topic that does
-    not exist."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
-
-    def first(self, topic: str) -> bool:
-        """Note that it happened; returns whether to tell it."""
-        now = time.monotonic()
-        if now < self._until.get(topic, 0.0):
-            return False
-        if len(self._until) >= NEWS_TOPICS_MAX:
-            self._until = {name: at for name, at in self._until.items() if at > now}
-        if len(self._until) >= NEWS_TOPICS_MAX:
-            return False
-        self._until[topic] = now + NARROW_S
-        return True
+def log_error(error: KafkaError) -> None:
+    """Log an error of Kafka's client, once a minute."""
+    if _errors.first(error.code()):
+        log.warning("Kafka: %s", error.str())
 
 
 class Outbox:
@@ -107,11 +97,11 @@ class Outbox:
     ) -> None:
         self._stop = stop
         self._kafka, self._instructions = kafka, instructions
-        self._wide = self._make_producer({})
+        self._wide = self._make_producer({"error_cb": log_error})
         self._alone: Producer | None = None
         self._narrow: dict[str, _NarrowTopic] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
-        self._logged, self._told = _News(), _News()  # lines of the log; events
+        self._logged, self._told = OnceAMinute(), OnceAMinute()  # lines of the log; events
         # Messages that never came to their clients, by inbox, queue and subscription.
         self._unseen: dict[tuple[str, str, str], list[int]] = {}
         self._returned = float("-inf")
@@ -278,6 +268,13 @@ class Outbox:
                 if (acked := self.acked()) is not None and acked < step:
                     raise Stopping("Kafka does not take the outputs")
             time.sleep(LOOK_S)
+
+    def close(self) -> None:
+        """Drop what is on its way: the next loop sends it again. Kafka's client refers to us for
+        each record, so it would never end."""
+        for producer in filter(None, (self._wide, self._alone)):
+            producer.purge()
+            producer.poll(0)
 
     def _serve(self, timeout_s: float) -> None:
         if self._alone is not None:

@@ -73,8 +73,7 @@ class TableWriter:
                 newest = f.max(f.struct("step", "part")).alias("last")
                 rows = journal.groupBy("broker", "vpn").agg(newest).collect()
                 self._last = {(r.broker, r.vpn): (r.last.step, r.last.part) for r in rows}
-        # quiet, since the engine itself reports when Kafka is away
-        self._topics = TopicsRead(TopicsNow({**kafka, "log_level": 0}), stored, on_back)
+        self._topics = TopicsRead(TopicsNow(kafka), stored, on_back)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """batch: what Spark planned. It is never computed."""

@@ -24,11 +24,6 @@ from .same_topic import TopicsNow
 from .step_batch import PartitionId
 
 log = logging.getLogger("lakequeue.loop")
-# While Kafka is away, librdkafka writes each attempt to standard error, also at the end of
-# `lakequeue up`, which stops Kafka last. `TopicsNow` reports once that it cannot look.
-_unheard = logging.getLogger("lakequeue.discovery")
-_unheard.propagate = False
-_unheard.addHandler(logging.NullHandler())
 
 EVERY_S = 10.0
 
@@ -63,7 +58,7 @@ class Discovery(threading.Thread):
         watch: Callable[[dict[PartitionId, int]], None] | None = None,
     ) -> None:
         super().__init__(daemon=True, name="lakequeue-topics")
-        self._topics = TopicsNow(kafka, _unheard)
+        self._topics = TopicsNow(kafka)
         self._found, self._places, self._watch = found, places, watch
         self._now = threading.Event()
         self._closing = False

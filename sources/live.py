@@ -51,7 +51,9 @@ IDS_S, IDS_SHARE = 1.0, 50  # asking takes at most one part in this many of the 
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
-    """How the loop's clients reach Kafka."""
+    """How the loop's and the engine's clients reach Kafka. The library itself logs nothing: while
+    Kafka is away, it would write up to 98 lines a second into a file that is not rotated. `Outbox`
+    reports its errors once a minute, and the engine that Kafka does not answer."""
     return {
         **kafka_settings(),
         "bootstrap.servers": bootstrap,
@@ -62,14 +64,8 @@ def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
         "socket.nagle.disable": True,
         "socket.keepalive.enable": True,
         "log.connection.close": False,
-        "log_level": 3,
+        "log_level": 0,
     }
-
-
-def quiet_client(bootstrap: str, name: str) -> dict[str, Any]:
-    """Like `kafka_client`, without the library's log lines, of which there are dozens per second
-    while Kafka is away; the engine reports that once."""
-    return {**kafka_client(bootstrap, name), "log_level": 0}
 
 
 class LiveInputs:

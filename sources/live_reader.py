@@ -22,6 +22,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from ..protocol.once_a_minute import OnceAMinute
 from .read_ahead import ReadAhead
 from .same_topic import Found, Start, go_on
 from .step_batch import PartitionId, size_of
@@ -117,6 +118,7 @@ class Reader(threading.Thread):
         self._seen: dict[PartitionId, int] = {}  # the same at the last look, see `watch`
         self._helped: dict[PartitionId, int] = {}
         self._anew = False
+        self._reports = OnceAMinute()
         self._held: set[PartitionId] = set()  # partitions that are paused
         # slow partitions that are paused because enough of them is here
         self._enough: set[PartitionId] = set()
@@ -305,7 +307,7 @@ class Reader(threading.Thread):
                     self._next[place] = max(self._next[place], m.offset())
             elif error.code() in _DOUBTS and place in self._next:
                 self._told_doubts.append(place)
-            elif error.code() not in _AWAY:
+            elif error.code() not in _AWAY and self._reports.first((place, error.code())):
                 log.warning("%s [%s]: %s", m.topic(), m.partition(), error.str())
         return len(self.at_end) > before
 

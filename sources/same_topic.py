@@ -7,7 +7,6 @@ begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafk
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -91,11 +90,10 @@ def gone_back(
 
 
 class TopicsNow:
-    """Asks Kafka, with a client of its own that any thread may use. logger: for librdkafka's
-    messages; by default they go to standard error."""
+    """Asks Kafka, with a client of its own that any thread may use."""
 
-    def __init__(self, kafka: dict[str, Any], logger: logging.Logger | None = None) -> None:
-        self._admin = AdminClient(kafka) if logger is None else AdminClient(kafka, logger=logger)
+    def __init__(self, kafka: dict[str, Any]) -> None:
+        self._admin = AdminClient(kafka)
 
     def cluster(self) -> str:
         """The id of Kafka's cluster; empty where it gives none. Raises KafkaException."""

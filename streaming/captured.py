@@ -28,7 +28,7 @@ from ..protocol import LakequeueError, NotConnected, commands, topics
 from ..protocol.bounds import RECORD_BYTES_MAX
 from ..sinks.record_limits import limits_of
 from ..sources.discovery import Discovery, captured_topics, peer_topics
-from ..sources.live import quiet_client
+from ..sources.live import kafka_client
 from .broker_query import BrokerQuery
 from .home.home_folder import HomeFolder
 from .kafka.topics_admin import ensure_own, ensure_topics
@@ -88,7 +88,7 @@ class CapturedTopics:
 
     def watch(self) -> None:
         """Begin to look for topics."""
-        kafka = quiet_client(self._bootstrap, "lakequeue-topics")
+        kafka = kafka_client(self._bootstrap, "lakequeue-topics")
         self._discovery = Discovery(kafka, self._found)
         self._discovery.start()
 
@@ -173,7 +173,7 @@ class CapturedTopics:
         own = [name for name in names if topics.vpn_of(name) is not None]
         known = {name: at for name, at in (self._limits or {}).items() if name in own}
         # A topic without an answer keeps the limit that it had.
-        limits = known | limits_of(quiet_client(self._bootstrap, "lakequeue-topics"), own)
+        limits = known | limits_of(kafka_client(self._bootstrap, "lakequeue-topics"), own)
         return {name: limit for name, limit in limits.items() if limit < RECORD_BYTES_MAX}
 
     def learn(self) -> None:

@@ -33,7 +33,7 @@ from ..protocol import ConfigError, LakequeueError, NotConnected, commands, topi
 from ..protocol.duties import do_every
 from ..protocol.home_places import TABLES
 from ..sinks.metrics import Metrics
-from ..sources.live import quiet_client
+from ..sources.live import kafka_client
 from ..sources.same_topic import TopicsNow
 from .application import SparkApplication
 from .bridges.bridge_watch import BridgeWatch
@@ -246,7 +246,7 @@ class Engine:
         credentials."""
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         try:
-            cluster = TopicsNow(quiet_client(self.bootstrap, "lakequeue-engine")).cluster()
+            cluster = TopicsNow(kafka_client(self.bootstrap, "lakequeue-engine")).cluster()
         except KafkaException as error:
             raise NotConnected(
                 f"Kafka at {self.bootstrap} does not say which it is: {error}"

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from ..sources.live import quiet_client
+from ..sources.live import kafka_client
 
 POLL_S = 0.5
 
@@ -33,7 +33,7 @@ class TopicReader(WatchThread):
         self, bootstrap: str, name: str, places: list[TopicPartition], **settings: Any
     ) -> None:
         super().__init__(name)
-        self._kafka = quiet_client(bootstrap, name)
+        self._kafka = kafka_client(bootstrap, name)
         self._places = places
         self._settings = settings
 

@@ -7,7 +7,6 @@ there does not expect the bridge, or it is this home itself.
 from __future__ import annotations
 
 import json
-import logging
 import time
 from typing import Any
 
@@ -42,10 +41,6 @@ WRITER = {
     "linger.ms": 1,
     "message.max.bytes": RECORD_BYTES_MAX,
 }
-# librdkafka writes each attempt to standard error; here one sentence is enough.
-_unheard = logging.getLogger("lakequeue.far_home")
-_unheard.propagate = False
-_unheard.addHandler(logging.NullHandler())
 WAIT_S = 0.02
 CHUNK = 500
 ANSWER_S_MAX = 10.0
@@ -69,12 +64,12 @@ class FarHome:
 
     def __enter__(self) -> FarHome:
         given = {**self._kafka, **WRITER, "message.timeout.ms": SENT_MS_MAX}
-        self._writer = Producer(given, logger=_unheard)
+        self._writer = Producer(given)
         self._reader: Consumer | None = None
         try:
             self._require_answer()
             group = "lakequeue-bridge"  # asked for, and not used
-            self._reader = Consumer({**self._kafka, **READER, "group.id": group}, logger=_unheard)
+            self._reader = Consumer({**self._kafka, **READER, "group.id": group})
             self._look()
         except BaseException:  # else the clients' threads live on
             self.__exit__()

@@ -30,7 +30,7 @@ from confluent_kafka import (
 from ...definitions.bridge import KAFKA, BridgeDefinition, FarAddress, far_address
 from ...protocol import LakequeueError, NotConnected, home_bridges, topics
 from ...protocol.kafka_settings import credentials
-from ...sources.live import quiet_client
+from ...sources.live import kafka_client
 from ..watch_thread import WatchThread
 from .far_home import READER, WRITER, FarHome, taken
 
@@ -52,7 +52,7 @@ class HomeCopier(WatchThread):
         self.bridge = bridge
         self.position: int | None = None
         self._epoch = epoch
-        self._near = quiet_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
+        self._near = kafka_client(bootstrap, f"lakequeue-bridge-{bridge.name}")
         self._key = home_bridges.bridge_key(bridge.vpn, bridge.name)
         self._mesh = topics.topic(bridge.origin, topics.MESH)
         self._reported: home_bridges.CopierState | None = None

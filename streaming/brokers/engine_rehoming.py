@@ -72,9 +72,9 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 class EngineRehoming:
     """Adds and removes an engine's brokers, and moves queues, one change at a time. lock: the
-    engine's, held until all loops run again. begin: prepares a broker before its query starts. tell_peers: tells all brokers which brokers there are. gone:
-    called with a removed broker. send_last: sends the records that removed brokers still have to
-    send."""
+    engine's, held until all loops run again. begin: prepares a broker before its query starts.
+    tell_peers: tells all brokers which brokers there are. gone: called with a removed broker.
+    send_last: sends the records that removed brokers still have to send."""
 
     def __init__(
         self, bootstrap: str, application: SparkApplication, captured: CapturedTopics,

@@ -25,7 +25,7 @@ from ...protocol import topics
 from ...protocol.commands import RecordsLost, encode_command
 from ...sinks.kafka_sink import OBSERVATION
 from ...sinks.metrics import Metrics
-from ...sources.live import quiet_client
+from ...sources.live import kafka_client
 from ...sources.same_topic import TopicsNow, changed, gone_back, ids_of
 from ...sources.step_batch import PartitionId
 from ..captured import CapturedTopics
@@ -176,7 +176,7 @@ def notices(
 
 def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId, int]:
     """The first offset that Kafka still has, of each partition that answers."""
-    kafka = quiet_client(bootstrap, "lakequeue-losses")
+    kafka = kafka_client(bootstrap, "lakequeue-losses")
     return TopicsNow(kafka).ends(places, OffsetSpec.earliest())
 
 

@@ -26,7 +26,7 @@ from py4j.protocol import Py4JError
 from ...protocol import LakequeueError, topics
 from ...protocol.commands import Stuck, Tick, encode_command
 from ...protocol.duties import do_every
-from ...sources.live import quiet_client
+from ...sources.live import kafka_client
 from ...sources.same_topic import TopicsNow
 from ...sources.step_batch import PartitionId
 from ..broker_query import RUNNING, BrokerQuery
@@ -97,7 +97,7 @@ class StepWatch(WatchThread):
         self._looked = 0.0
 
     def run(self) -> None:
-        look = TopicsNow(quiet_client(self._address, "lakequeue-step-watch"))
+        look = TopicsNow(kafka_client(self._address, "lakequeue-step-watch"))
         while not self._stopping.wait(LOOK_S):
             try:
                 self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))

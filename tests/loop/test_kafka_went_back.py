@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import OffsetSpec
 from lakequeue.sinks.topics_read import TopicsRead
-from lakequeue.sources.live import quiet_client
+from lakequeue.sources.live import kafka_client
 from lakequeue.sources.offset_ranges import Scan, read_ranges
 from lakequeue.sources.same_topic import TopicsNow
 from lakequeue.streaming import EmbeddedKafka
@@ -34,7 +34,7 @@ class Tables:
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.back: list[tuple[str, int]] = []
-        self._kafka = quiet_client(kafka.bootstrap_servers, "test")
+        self._kafka = kafka_client(kafka.bootstrap_servers, "test")
         self._now, self._begin = TopicsNow(self._kafka), 0
         self._topics = TopicsRead(self._now, {}, lambda *lost: self.back.append(lost))
 

@@ -10,7 +10,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.sources import offset_ranges
-from lakequeue.sources.live import quiet_client
+from lakequeue.sources.live import kafka_client
 from lakequeue.sources.offset_ranges import BEGINNING, read_ranges
 from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
@@ -25,7 +25,7 @@ def bootstrap(kafka: EmbeddedKafka) -> str:
 
 
 def read(bootstrap: str, ranges: dict[tuple[str, int], tuple[int, int]]) -> list[Any]:
-    parts = read_ranges(quiet_client(bootstrap, "test"), ranges)
+    parts = read_ranges(kafka_client(bootstrap, "test"), ranges)
     return [(m.topic(), m.offset(), m.value()) for part in parts for m in part]
 
 

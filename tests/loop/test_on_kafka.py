@@ -23,7 +23,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.protocol import commands
 from lakequeue.protocol.errors import LakequeueError, LeaseLost, Timeout
 from lakequeue.sinks.log_writer import RECENT_S, StepLog
-from lakequeue.sources.live import kafka_client, quiet_client
+from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import Gone, read_steps
 from lakequeue.sources.same_topic import TopicsNow
 from lakequeue.streaming import EmbeddedKafka
@@ -161,7 +161,7 @@ def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever
 
 def open_log(place: LoopOnKafka, name: str, **options: Any) -> StepLog:
     ensure_topics(place.kafka.bootstrap_servers, [], [], [name])
-    kafka = quiet_client(place.kafka.bootstrap_servers, "fence")
+    kafka = kafka_client(place.kafka.bootstrap_servers, "fence")
     return StepLog(kafka, f"{name}.steps", lambda: False, **options)
 
 
@@ -185,7 +185,7 @@ def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
 
 def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka) -> None:
     """Steps whose outputs were sent are gone: new ones would give their ids to other messages."""
-    kafka = quiet_client(place.kafka.bootstrap_servers, "shorter")
+    kafka = kafka_client(place.kafka.bootstrap_servers, "shorter")
     log = open_log(place, "shorter")
     log.fenced()
     log.begin()
@@ -333,7 +333,7 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
         {"broker-0": BrokerQuery("broker-0", 0)},
     )  # fmt: skip
     engine.open()
-    kafka = AdminClient(quiet_client(address, "somebody"))
+    kafka = AdminClient(kafka_client(address, "somebody"))
     with lakequeue.connect(place.url, client_name="busy") as connection:
         until(lambda: answers(connection), 30, "a worker answers")
         connection.admin().define({**QUEUE, "name": "busy"})
@@ -357,7 +357,7 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
 
 
 def cluster(place: LoopOnKafka) -> str:
-    return TopicsNow(quiet_client(place.kafka.bootstrap_servers, "look")).cluster()
+    return TopicsNow(kafka_client(place.kafka.bootstrap_servers, "look")).cluster()
 
 
 def test_another_kafka_is_refused_and_may_be_accepted(place: LoopOnKafka) -> None:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import gc
+import time
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from client.threaded import wait_for
 from confluent_kafka import KafkaError, KafkaException
-from lakequeue.protocol import wire
+from lakequeue.protocol import once_a_minute, wire
 from lakequeue.protocol.commands import Returned, decode_command
+from lakequeue.protocol.once_a_minute import MINUTE_S, THINGS_MAX
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.sinks import outbox
-from lakequeue.sinks.outbox import NARROW_S, NEWS_TOPICS_MAX, Outbox
+from lakequeue.sinks.log_writer import StepLog
+from lakequeue.sinks.outbox import Outbox
+from lakequeue.sources.live import LiveInputs, kafka_client
+from lakequeue.sources.live_reader import InputLimits
 from rules.steps import Steps, define, subscribe
 
 INSTRUCTIONS = "broker-0.instructions"
@@ -39,7 +48,8 @@ class Refusing:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [1_000.0]
     monkeypatch.setattr(outbox, "Producer", Refusing)
-    monkeypatch.setattr(outbox, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    for module in (outbox, once_a_minute):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     return now
 
 
@@ -54,16 +64,16 @@ def test_a_topic_that_is_not_there_is_told_once_a_minute(clock: list[float]) -> 
         refuse(writer, step, *["default.deliveries.mine"] * 500)
     assert (writer.refused, len(writer.notes)) == (1_500, 1)
     assert writer._wide.took == [INSTRUCTIONS]
-    clock[0] += NARROW_S
+    clock[0] += MINUTE_S
     refuse(writer, 3, "default.deliveries.mine", "default.deliveries.other")
     assert len(writer.notes) == 3
 
 
 def test_topics_without_end_fill_nothing(clock: list[float]) -> None:
     writer = Outbox({}, lambda: False, INSTRUCTIONS)
-    refuse(writer, 0, *[f"default.deliveries.{n}" for n in range(3 * NEWS_TOPICS_MAX)])
-    assert len(writer.notes) == len(writer._logged._until) == NEWS_TOPICS_MAX
-    clock[0] += NARROW_S
+    refuse(writer, 0, *[f"default.deliveries.{n}" for n in range(3 * THINGS_MAX)])
+    assert len(writer.notes) == len(writer._logged._until) == THINGS_MAX
+    clock[0] += MINUTE_S
     refuse(writer, 1, "default.deliveries.one-more")
     assert len(writer._logged._until) == 1
 
@@ -114,3 +124,50 @@ def test_L5_what_the_engine_takes_back_dies_of_no_attempt() -> None:
     )  # fmt: skip
     assert (again.ids, again.counts) == (out.ids, [1])
     assert again.numbers != out.numbers
+
+
+NOWHERE = kafka_client("127.0.0.1:1", "test")
+
+
+def _outbox() -> Outbox:
+    one = Outbox(NOWHERE, lambda: False)
+    one.send(1, [WireRecord("default.deliveries", 0, None, b"x", None)])
+    return one
+
+
+def _log() -> StepLog:
+    mock = {"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0}
+    one = StepLog(mock, "broker-0.steps", lambda: False)
+    one.append(b"x")
+    return one
+
+
+@pytest.mark.parametrize("make", [_outbox, _log])
+def test_a_loop_that_ends_leaves_no_client_behind(make: Callable[[], Outbox | StepLog]) -> None:
+    """Also with records on their way, as to a Kafka that is away."""
+    one = make()
+    gone = weakref.ref(one)
+    one.close()
+    del one
+    wait_for(lambda: gc.collect() is not None and gone() is None)
+
+
+def test_clients_of_a_worker_write_nothing_while_kafka_is_away(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Standard error goes to Spark's log, which is not rotated. One line a minute says it."""
+    outbox._errors._until.clear()
+    inputs = LiveInputs(NOWHERE, InputLimits(), "broker-0.control", "run")
+    inputs.also({("default.commands", 0): 0})
+    inputs.start({})
+    log, writer = StepLog(NOWHERE, "broker-0.steps", lambda: False), Outbox(NOWHERE, lambda: False)
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until:
+        writer.acked()
+        time.sleep(0.05)
+    for one in (inputs, log, writer):
+        one.close()
+    assert capfd.readouterr().err == ""
+    lines = [message for message in caplog.messages if message.startswith("Kafka: ")]
+    assert any("Connection refused" in line for line in lines)
+    assert len(lines) <= 2, "one for each kind of error"

@@ -155,7 +155,7 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
 def test_what_the_queries_need_is_waited_for(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka and a disk that takes files, however often it is looked: one sentence each, no restart."""
+    """Kafka and a disk that takes files, however often it is looked: one sentence each."""
     engine, started = supervised
     monkeypatch.setattr(engine_watch, "require_broker", require_broker)
     failed(engine)
