@@ -134,7 +134,7 @@ class Subscribe(Command, frozen=True, tag="subscribe"):
 
 
 class SetBacklog(Command, frozen=True, tag="set_backlog"):
-    """Change a subscription's own backlog (B3)."""
+    """Change a subscription's own backlog (B3). Answer: `{"backlog": number}`, as it applies."""
 
     queue: Name
     subscription: Name

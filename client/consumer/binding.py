@@ -76,4 +76,6 @@ class Binding:
         command = commands.SetBacklog(
             queue=self.queue, subscription=self.id, max_backlog=max_backlog
         )
-        self._session.request(command, timeout_s, self.place)
+        answer = self._session.request(command, timeout_s, self.place)
+        if answer is not None:  # the engine knows the subscription
+            self.backlog = answer["backlog"]

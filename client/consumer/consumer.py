@@ -295,10 +295,13 @@ class Consumer:
         self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
         try:
             self._settling.flush()
+            self._prefetch.remember(max_backlog)
             self._settling.subscription.set_backlog(max_backlog)
         except BaseException:  # also Ctrl-C: the engine may not have the new one
             self._rule.backlog = before
             raise
+        # The queue may allow less: acks that wait for more messages than that wait for ever.
+        self._rule.backlog = self._settling.subscription.backlog
         self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
         self._send_untouched(self._prefetch.take_beyond(max_backlog))
 

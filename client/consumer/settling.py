@@ -59,9 +59,9 @@ class AckRule:
     @property
     def n(self) -> int:
         """After how many messages dups_ok acknowledges; 0 for never."""
-        if self.count is None:
-            return max(1, min(DUPS_OK_COUNT, self.backlog))
-        return self.count
+        if self.count == 0:
+            return 0
+        return max(1, min(DUPS_OK_COUNT if self.count is None else self.count, self.backlog))
 
     def fit(self, backlog: int) -> None:
         """Set the backlog (C6). Raises ConfigError if n is larger: with k = 0 nothing would ever be

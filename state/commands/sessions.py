@@ -165,19 +165,23 @@ def _check_backlog(backlog: int) -> None:
         raise ValueError(f"max_backlog: {backlog} – allowed are 0 to {BACKLOG_MAX}")
 
 
-def set_backlog(broker: Broker, vpn: str, queue: Queue, command: SetBacklog) -> None:
-    """Change a subscription's backlog. If it has more leases than that, delivery waits (B3)."""
+def set_backlog(
+    broker: Broker, vpn: str, queue: Queue, command: SetBacklog
+) -> dict[str, int] | None:
+    """Change a subscription's backlog. If it has more leases than that, delivery waits (B3).
+    Answers with the backlog as it applies; None if there is no such subscription."""
     _check_backlog(command.max_backlog)
     subscription = queue.subscription(command.subscription)
     if subscription is None:
         broker.in_vain()
-    else:
-        subscription.max_backlog = command.max_backlog
-        queue.consumers.changed(subscription)
-        text = f"backlog={command.max_backlog}"
-        broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
-        queue.wanted = True
-        broker.touch(queue)
+        return None
+    subscription.max_backlog = command.max_backlog
+    queue.consumers.changed(subscription)
+    text = f"backlog={command.max_backlog}"
+    broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
+    queue.wanted = True
+    broker.touch(queue)
+    return {"backlog": backlog_of(queue.definition, subscription)}
 
 
 def unsubscribe(

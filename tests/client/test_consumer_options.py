@@ -63,6 +63,20 @@ def test_C4_C6_a_backlog_is_at_least_the_count_of_dups_ok(bench: Bench) -> None:
         consumer.set_max_backlog(4)
 
 
+@pytest.mark.parametrize(("count", "limit"), [(None, 5), (5, 2)])
+def test_C4_C6_dups_ok_waits_for_no_more_than_the_queue_allows(
+    bench: Bench, count: int | None, limit: int
+) -> None:
+    """With k = 0 the consumer would get nothing more, for ever."""
+    bench.define(max_per_subscription_backlog=5)
+    consumer = bench.consumer(backlog=5, dups_ok_count=count, **DUPS)
+    bench.define(max_per_subscription_backlog=limit)
+    consumer.set_max_backlog(50)
+    for n in range(20):
+        bench.send({"n": n})
+    assert sum(consumer.receive(0) is not None for _ in range(20)) == 20
+
+
 @pytest.mark.parametrize("mode", ["client", "individual", "auto", "dups_ok", "pre_ack", "no_ack"])
 def test_B3_with_a_backlog_of_0_nothing_is_delivered_until_it_is_raised(
     bench: Bench, mode: str

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 from client.threaded import Threaded, wait_for
+from lakequeue.client.consumer import prefetch
+from lakequeue.client.consumer.consumer import Consumer
 from lakequeue.client.consumer.prefetch import FlowArrivals
+from lakequeue.client.session.transport import Record
 from lakequeue.protocol import commands, wire
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state.rules.transport_acks import WAIT_MS
@@ -270,13 +273,31 @@ def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
     bench.send()
     (message,) = drain(consumer)
     consumer._prefetch._seen.clear()
-    again = Deliveries("orders", consumer.subscription, "", 0, "batch", 0, again=True)
-    again.ids, again.numbers, again.counts = [1], [1], [1]
-    for column in ("priorities", "expires", "times"):
-        setattr(again, column, [0])
-    again.payloads, again.keys, again.headers, again.flow = [b"{}"], [None], [None], (2, 2)
-    (record,) = wire.encode([again])
-    consumer.on_record(record)
+    comes_again(consumer, 1)
     assert drain(consumer) == []
     message.ack()
     assert bench.seen()["depth"] == 0
+
+
+def test_C2_a_larger_backlog_has_a_longer_memory(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as what may wait here unseen."""
+    monkeypatch.setattr(prefetch, "SEEN_MAX", 1)
+    consumer = bench.consumer(backlog=1)
+    consumer.set_max_backlog(10)
+    for n in range(9):
+        bench.send({"n": n})
+    comes_again(consumer, 9)
+    assert len(drain(consumer)) == 9
+
+
+def comes_again(consumer: Consumer, count: int) -> None:
+    """The engine sends its first deliveries again."""
+    again = Deliveries("orders", consumer.subscription, "", 0, "batch", 0, again=True)
+    again.ids = again.numbers = list(range(1, count + 1))
+    again.counts, again.payloads, again.flow = [1] * count, [b"{}"] * count, (count + 1, count + 1)
+    again.priorities = again.expires = again.times = [0] * count
+    again.keys = again.headers = [None] * count
+    (record,) = wire.encode([again])
+    consumer.on_record(Record(INBOX, 0, 9, 0, record.key, record.value, []))
