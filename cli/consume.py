@@ -29,6 +29,7 @@ from typing import Any
 
 import click
 
+from ..client.consumer.settling import ACK_MODES
 from ..client.values import duration_ms
 from ..monitor.formatting import counted
 from ..protocol import commands
@@ -193,7 +194,6 @@ def _unread(pipe: int) -> int:
 POLL_S = 0.5
 ANSWER_S_MIN, ANSWER_S_MAX = 5.0, 30.0
 BACKLOG = 100
-ACK_MODES = ("individual", "client", "auto", "dups_ok", "pre_ack", "no_ack")
 AFTER_WORK = ("individual", "client")  # modes in which this command acks
 
 

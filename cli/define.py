@@ -17,7 +17,8 @@ from .printing import note, say, say_json
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-PAIR = re.compile(r"([a-z_]+)=(.*)", re.DOTALL)
+# Also another system's key, such as x-message-ttl or VisibilityTimeout: the refusal names ours.
+PAIR = re.compile(r"([A-Za-z][\w.-]*)=(.*)", re.DOTALL)
 
 
 @click.command()
@@ -39,9 +40,9 @@ def define(what: tuple[str, ...], call: EngineCall) -> None:
       lakequeue define name=dear message_type=json 'filter=/price > 100'
       lakequeue define queues.yaml
     """
-    has_pairs = any(map(PAIR.fullmatch, what))
-    pairs = key_values(what, "name files, or the keys of one queue") if has_pairs else {}
-    if pairs:
+    pairs: dict[str, str] = {}
+    if any(map(PAIR.fullmatch, what)):
+        pairs = key_values(what, "name files, or the keys of one queue, such as name=orders")
         wanted = [_definition(pairs)]
     else:
         wanted = [queue for file in what for queue in _of_file(file, call.vpn)]

@@ -7,10 +7,13 @@ change nothing.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import lakequeue
 
@@ -20,9 +23,15 @@ from ..protocol.descriptions import TOPIC_MISSING
 from ..protocol.errors import LakequeueError
 from ..protocol.kafka_settings import kafka_settings
 from ..streaming.version import code_version
-from .engine_checks import kafkas_admin, topic_settings
-from .machine_checks import Check, verdict
+from .engine_checks import brokers_of
+from .machine_checks import Check, result, verdict
 
+if TYPE_CHECKING:
+    from ..definitions import Configuration
+
+RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart reads again
+RETENTION_WANTED = f"inputs kept {RETENTION_H_MIN:.0f} h or more, logs of steps for ever"
+INPUTS = (topics.PUBLISH, topics.COMMANDS, topics.JOURNAL)  # of the engine, and of its tables
 CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
 ANSWER_S = 5.0
 KAFKA_DISK_BYTES_MIN = 2 * 1024**3
@@ -142,9 +151,72 @@ def kafka_disk_check(free: Mapping[int, int]) -> Check:
     if not free:
         return Check("Kafka's disk", True, "Kafka does not say", wanted, required=False)
     found = ", ".join(f"broker {n}: {size / 1024**3:.1f} GB" for n, size in sorted(free.items()))
+    advice = "Make room, or lower retention: a full disk stops Kafka."
     ok = min(free.values()) >= KAFKA_DISK_BYTES_MIN
-    advice = "" if ok else "Make room, or lower retention: a full disk stops Kafka."
-    return Check("Kafka's disk", ok, found, wanted, advice)
+    return result("Kafka's disk", ok, found, wanted, advice)
+
+
+def retention_check(
+    look: KafkaLook, configuration: Configuration | None, home: Path | None
+) -> Check:
+    """Does Kafka keep input until the engine has stored it?"""
+    inputs, logs = input_topics(set(look.topics), configuration, home)
+    problems = [p for t in sorted(inputs) if (p := input_problem(t, look.topics[t].settings))]
+    problems += [p for t in sorted(logs) if (p := log_problem(t, look.topics[t].settings))]
+    advice = (
+        "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
+        "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
+    )
+    good = f"yes, on {len(inputs) + len(logs)} topics"
+    return verdict("retention", problems, good, RETENTION_WANTED, advice)
+
+
+def input_topics(
+    there: set[str], configuration: Configuration | None, home: Path | None
+) -> tuple[set[str], set[str]]:
+    """The existing topics that the engine reads, and its logs of steps."""
+    from ..definitions import is_regex
+    from ..streaming.home.home_folder import HomeFolder
+
+    captured = set[str]()
+    if configuration is not None:
+        captured = {q.underlying_topic for q in configuration.queues}
+    if home is not None:
+        captured |= HomeFolder(home).captured()
+    expressions = [re.compile(t) for t in captured if is_regex(t)]
+    own = {t for t in there if topics.split(t) is not None or t.startswith("__")}
+    inputs = captured | {topics.topic(v, kind) for v in vpns_of(configuration) for kind in INPUTS}
+    inputs |= {t for t in there - own if any(e.fullmatch(t) for e in expressions)}
+    logs = {f"{broker}.{topics.STEPS}" for broker in brokers_of(configuration, home)}
+    return inputs & there, logs & there
+
+
+def vpns_of(configuration: Configuration | None) -> set[str]:
+    """The VPNs that an engine with this configuration serves."""
+    return {"default"} if configuration is None else set(configuration.vpns)
+
+
+def input_problem(topic: str, settings: Mapping[str, str]) -> str:
+    """Which of a topic's settings loses messages; empty for none."""
+    if "compact" in settings.get("cleanup.policy", ""):
+        return f"{topic} is compacted, which deletes messages with the same key"
+    kept_ms = int(settings.get("retention.ms", -1))
+    if 0 <= kept_ms < RETENTION_H_MIN * _HOUR_MS:
+        return f"{topic} keeps {kept_ms / _HOUR_MS:.3g} h (retention.ms={kept_ms})"
+    kept_bytes = int(settings.get("retention.bytes", -1))
+    if kept_bytes >= 0:
+        return f"{topic} keeps only {kept_bytes:,} bytes, whatever their age (retention.bytes)"
+    return ""
+
+
+def log_problem(topic: str, settings: Mapping[str, str]) -> str:
+    """Which settings would cut the log of steps. The engine does that itself, before the oldest
+    snapshot."""
+    kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
+    wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]
+    if "compact" in settings.get("cleanup.policy", ""):
+        wrong.append("cleanup.policy=compact")
+    return f"{topic} has {', '.join(wrong)}: wanted are -1, -1 and delete" if wrong else ""
 
 
 def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Check:
@@ -157,14 +229,12 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
     age = max(oldest_s.values(), default=0.0)
     found = f"{age / 3600:,.1f} h"
     old = sorted(queue for queue, s in oldest_s.items() if 0 <= kept_ms < 1_000 * s)
-    if not old:
-        return Check(name, True, found, wanted, required=False)
     advice = (
         f"{publish} keeps {kept_ms / _HOUR_MS:,.1f} h, and {', '.join(old[:5])} hold older "
         "messages: they are in the checkpoint and in the tables only. Keep backups of the home, or "
         "raise retention.ms."
     )
-    return Check(name, True, found, wanted, advice, required=False)
+    return Check(name, True, found, wanted, advice if old else "", required=False)
 
 
 def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
@@ -196,11 +266,11 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
     ok = abs(apart) <= CLOCKS_S_MAX
     side = "ahead of" if apart > 0 else "behind"
     found = f"{abs(apart):.1f} s {side} the engine's" if not ok else f"{abs(apart):.1f} s apart"
-    advice = "" if ok else (
+    advice = (
         "Keep clocks in step (chrony, ntpd): times to live, delivery times and leases would be "
         "off by as much."
-    )  # fmt: skip
-    return Check("clocks", ok, found, wanted, advice)
+    )
+    return result("clocks", ok, found, wanted, advice)
 
 
 def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
@@ -229,14 +299,16 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
 
 
 def deployment_checks(
-    bootstrap: str, vpns: set[str], numbers: int, vpn: str, lives: bool
+    bootstrap: str, configuration: Configuration | None, home: Path | None, vpn: str, lives: bool
 ) -> list[Check]:
     """All checks that need Kafka. lives: the engine is there, so ask it for its queues."""
     try:
         look = look_at_kafka(bootstrap)
-    except LakequeueError:  # the check of retention reports that
-        return []
-    checks = kafka_checks(look, vpns, numbers)
+    except LakequeueError as error:
+        return [Check("retention", False, "unknown", RETENTION_WANTED, f"{error}.")]
+    checks = [retention_check(look, configuration, home)]
+    vpns = vpns_of(configuration) | {vpn}
+    checks += kafka_checks(look, vpns, len(brokers_of(configuration, home)))
     if lives:
         try:
             with lakequeue.connect(
@@ -271,9 +343,9 @@ def states_check(brokers: list[dict[str, Any]]) -> Check:
 
 def look_at_kafka(bootstrap: str) -> KafkaLook:
     """Gather Kafka's facts. Raises LakequeueError if it does not answer."""
-    with kafkas_admin(bootstrap) as admin:
-        settings = topic_settings(admin)
+    with _kafkas_admin(bootstrap) as admin:
         found = {one["name"]: one["partitions"] for one in admin.describe_topics()}
+        settings = _topic_settings(admin, sorted(found))
         brokers = len(admin.describe_cluster()["brokers"])
         free = _free(admin)
     allowed = _allowed(bootstrap, sorted(found))
@@ -287,6 +359,35 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
         },
         brokers, free,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _kafkas_admin(bootstrap: str) -> Iterator[Any]:
+    """Kafka's admin client. Raises LakequeueError if Kafka does not answer, then or later."""
+    from kafka.errors import KafkaError
+
+    from ..client.kafka.base import require_broker
+    from ..client.kafka.kafka_python import admin_client
+
+    require_broker(bootstrap)
+    try:
+        with admin_client(bootstrap, "lakequeue-doctor") as admin:
+            yield admin
+    except KafkaError as error:
+        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
+
+
+def _topic_settings(admin: Any, names: list[str]) -> dict[str, dict[str, str]]:
+    """Each topic's settings. Raises KafkaError."""
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+    answers: Any = admin.describe_configs(resources, config_filter="all")
+    return {
+        name: {key: str(data["value"]) for key, data in config.items()}
+        for by_name in answers.values()
+        for name, config in by_name.items()
+    }
 
 
 def _free(admin: Any) -> dict[int, int]:

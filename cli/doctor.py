@@ -9,7 +9,7 @@ from rich.text import Text
 
 from .command_options import EngineCall, call_options, option
 from .deployment_checks import deployment_checks
-from .engine_checks import brokers_of, home_problem, load_configuration, look, vpns_of
+from .engine_checks import home_problem, load_configuration, look
 from .group import EXIT_FAILED, EnvironmentFault
 from .machine_checks import Check, diagnose
 from .presence import engine_lives, presence_checks
@@ -46,11 +46,10 @@ def doctor(
     presence, bootstrap = _presence(call, queue)
     checks = diagnose(call.home)
     configuration, wrong = load_configuration(config)
-    checks += [*wrong, *look(call.home, configuration, master, bootstrap), *presence]
+    checks += [*wrong, *look(call.home, configuration, master), *presence]
     if bootstrap is not None:
-        brokers = 1 if configuration is None else len(brokers_of(configuration, call.home))
-        vpns, lives = vpns_of(configuration) | {call.vpn}, engine_lives(presence)
-        checks += deployment_checks(bootstrap, vpns, brokers, call.vpn, lives)
+        lives = engine_lives(presence)
+        checks += deployment_checks(bootstrap, configuration, call.home, call.vpn, lives)
     if call.as_json:
         names = ("name", "ok", "found", "wanted", "advice")
         say_json([{name: getattr(check, name) for name in names} for check in checks])

@@ -1,34 +1,19 @@
-"""Checks of the home, Spark and Kafka: the second part of `lakequeue doctor`. They change
-nothing."""
+"""Checks of the home and of Spark: the second part of `lakequeue doctor`. They change nothing."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..protocol import topics
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.home_places import ABOUT, places_of
-from .machine_checks import Check, verdict
+from .machine_checks import Check, result
 
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart reads again
-INPUTS = ("publish", "commands", "journal")  # of the engine, and of its tables
-STEPS = "steps"
-_HOUR_MS = 3_600_000
 
-
-def look(
-    home: Path | None,
-    configuration: Configuration | None,
-    master: str | None,
-    bootstrap: str | None,
-) -> list[Check]:
+def look(home: Path | None, configuration: Configuration | None, master: str | None) -> list[Check]:
     """Every check that is possible with what is known."""
     from ..streaming.spark.spark_session import default_master
 
@@ -38,8 +23,6 @@ def look(
     if configuration is not None:
         brokers = len(brokers_of(configuration, home))
         checks.append(slots_check(master or default_master(brokers), brokers))
-    if bootstrap is not None:
-        checks.append(retention_check(bootstrap, configuration, home))
     return checks
 
 
@@ -74,30 +57,30 @@ def places_checks(home: Path) -> list[Check]:
 
     folder = HomeFolder(home)
     found = {"tables": folder.tables, "checkpoints": folder.checkpoints}
+    advice = (
+        "Check the address, the rights, and the environment (AWS_ENDPOINT_URL, AWS_REGION, "
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), here and where the engine runs."
+    )
     checks = []
     for name in sorted(places_of(home)):
         why = folder.unwritable(found[name])
-        advice = "" if not why else (
-            "Check the address, the rights, and the environment (AWS_ENDPOINT_URL, AWS_REGION, "
-            "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), here and where the engine runs."
-        )  # fmt: skip
-        result = why or f"{found[name]} can be written"
-        checks.append(Check(f"place of {name}", not why, result, "writable", advice))
+        text = why or f"{found[name]} can be written"
+        checks.append(result(f"place of {name}", not why, text, "writable", advice))
     return checks
 
 
-def brokers_of(configuration: Configuration, home: Path | None) -> set[str]:
+def brokers_of(configuration: Configuration | None, home: Path | None) -> set[str]:
     """The brokers that an engine would run: those of its home and those in the configuration."""
+    from ..definitions import DEFAULT_BROKER
     from ..streaming.home.home_folder import HomeFolder
 
+    named = {DEFAULT_BROKER} if configuration is None else set(configuration.brokers)
+    if home is None or configuration is None:
+        return named
     try:
-        return (
-            set(HomeFolder(home).brokers(configuration.brokers))
-            if home
-            else set(configuration.brokers)
-        )
+        return set(HomeFolder(home).brokers(configuration.brokers))
     except (OSError, ValueError, AttributeError, LakequeueError):  # another check reports that
-        return set(configuration.brokers)
+        return named
 
 
 def slots_check(master: str, brokers: int) -> Check:
@@ -110,115 +93,8 @@ def slots_check(master: str, brokers: int) -> Check:
     if found is None:
         advice = f"See the page of {master} for its cores; doctor does not ask it."
         return Check("task slots", True, "unknown", wanted, advice, required=False)
-    advice = "" if found >= needed else f"Give Spark more: --master 'local[{needed}]'."
-    return Check("task slots", found >= needed, f"{found} ({master})", wanted, advice)
-
-
-def retention_check(
-    bootstrap: str, configuration: Configuration | None, home: Path | None
-) -> Check:
-    """Does Kafka keep input until the engine has stored it?"""
-    name = "retention"
-    wanted = f"inputs kept {RETENTION_H_MIN:.0f} h or more, logs of steps for ever"
-    try:
-        settings = _settings(bootstrap)
-    except LakequeueError as error:
-        return Check(name, False, "unknown", wanted, f"{error}.")
-    inputs, logs = input_topics(set(settings), configuration, home)
-    problems = [p for t in sorted(inputs) if (p := input_problem(t, settings[t]))]
-    problems += [p for t in sorted(logs) if (p := log_problem(t, settings[t]))]
-    advice = (
-        "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
-        "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
-    )
-    return verdict(name, problems, f"yes, on {len(inputs) + len(logs)} topics", wanted, advice)
-
-
-def input_topics(
-    there: set[str], configuration: Configuration | None, home: Path | None
-) -> tuple[set[str], set[str]]:
-    """The existing topics that the engine reads, and its logs of steps."""
-    from ..definitions import DEFAULT_BROKER, is_regex
-    from ..streaming.home.home_folder import HomeFolder
-
-    vpns, brokers, captured = {"default"}, {DEFAULT_BROKER}, set[str]()
-    if configuration is not None:
-        vpns = vpns_of(configuration)
-        brokers = brokers_of(configuration, home)
-        captured = {q.underlying_topic for q in configuration.queues}
-    if home is not None:
-        captured |= HomeFolder(home).captured()
-    expressions = [re.compile(t) for t in captured if is_regex(t)]
-    own = {t for t in there if topics.split(t) is not None or t.startswith("__")}
-    inputs = {topics.topic(vpn, kind) for vpn in vpns for kind in INPUTS} | captured
-    inputs |= {t for t in there - own if any(e.fullmatch(t) for e in expressions)}
-    return inputs & there, {f"{broker}.{STEPS}" for broker in brokers} & there
-
-
-def input_problem(topic: str, settings: dict[str, str]) -> str:
-    """Which of a topic's settings loses messages; empty for none."""
-    if "compact" in settings.get("cleanup.policy", ""):
-        return f"{topic} is compacted, which deletes messages with the same key"
-    kept_ms = int(settings.get("retention.ms", -1))
-    if 0 <= kept_ms < RETENTION_H_MIN * _HOUR_MS:
-        return f"{topic} keeps {kept_ms / _HOUR_MS:.3g} h (retention.ms={kept_ms})"
-    kept_bytes = int(settings.get("retention.bytes", -1))
-    if kept_bytes >= 0:
-        return f"{topic} keeps only {kept_bytes:,} bytes, whatever their age (retention.bytes)"
-    return ""
-
-
-def log_problem(topic: str, settings: dict[str, str]) -> str:
-    """Which settings would cut the log of steps. The engine does that itself, before the oldest
-    snapshot."""
-    kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
-    wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]
-    if "compact" in settings.get("cleanup.policy", ""):
-        wrong.append("cleanup.policy=compact")
-    return f"{topic} has {', '.join(wrong)}: wanted are -1, -1 and delete" if wrong else ""
-
-
-@contextlib.contextmanager
-def kafkas_admin(bootstrap: str) -> Iterator[Any]:
-    """Kafka's admin client. Raises LakequeueError if Kafka does not answer, then or later."""
-    from kafka.errors import KafkaError
-
-    from ..client.kafka.base import require_broker
-    from ..client.kafka.kafka_python import admin_client
-
-    require_broker(bootstrap)
-    try:
-        with admin_client(bootstrap, "lakequeue-doctor") as admin:
-            yield admin
-    except KafkaError as error:
-        raise LakequeueError(f"Kafka at {bootstrap} does not list its topics: {error}") from error
-
-
-def _settings(bootstrap: str) -> dict[str, dict[str, str]]:
-    """Each topic's settings. Raises LakequeueError if Kafka does not answer."""
-    with kafkas_admin(bootstrap) as admin:
-        return topic_settings(admin)
-
-
-def topic_settings(admin: Any) -> dict[str, dict[str, str]]:
-    """Each topic's settings, from Kafka's admin client. Raises KafkaError."""
-    from kafka.admin import ConfigResource, ConfigResourceType
-
-    names = sorted(admin.list_topics())
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
-    answers: Any = admin.describe_configs(resources, config_filter="all")
-    return {
-        name: {key: str(data["value"]) for key, data in config.items()}
-        for by_name in answers.values()
-        for name, config in by_name.items()
-    }
-
-
-def vpns_of(configuration: Configuration | None) -> set[str]:
-    """The VPNs that an engine with this configuration serves."""
-    if configuration is None:
-        return {"default"}
-    return set(configuration.vpns)
+    advice = f"Give Spark more: --master 'local[{needed}]'."
+    return result("task slots", found >= needed, f"{found} ({master})", wanted, advice)
 
 
 def load_configuration(config: Path) -> tuple[Configuration | None, list[Check]]:

@@ -47,11 +47,14 @@ class Check:
     required: bool = True
 
 
+def result(name: str, ok: bool, found: str, wanted: str, advice: str) -> Check:
+    """A required check. advice: what to do if it failed."""
+    return Check(name, ok, found, wanted, "" if ok else advice)
+
+
 def verdict(name: str, wrong: list[str], good: str, wanted: str, advice: str) -> Check:
     """A check that found these faults, or none. good: what it found then."""
-    if not wrong:
-        return Check(name, True, good, wanted)
-    return Check(name, False, "; ".join(wrong), wanted, advice)
+    return result(name, not wrong, "; ".join(wrong) or good, wanted, advice)
 
 
 def diagnose(home: Path | str | None = None) -> list[Check]:
@@ -75,8 +78,8 @@ def python_check(version: tuple[int, ...]) -> Check:
     """Is this Python new enough?"""
     ok = version[:2] >= PYTHON_MIN
     wanted = ".".join(map(str, PYTHON_MIN))
-    advice = "" if ok else f"Install Python {wanted} or newer and recreate the environment."
-    return Check("Python", ok, ".".join(map(str, version)), f"{wanted} or newer", advice)
+    advice = f"Install Python {wanted} or newer and recreate the environment."
+    return result("Python", ok, ".".join(map(str, version)), f"{wanted} or newer", advice)
 
 
 def java_check() -> Check:
@@ -103,7 +106,7 @@ def package_check(name: str, lowest: str, before: str) -> Check:
         return Check(name, False, "not installed", wanted, advice)
     numbers = _numbers(found)
     ok = numbers >= _numbers(lowest) and not (before and numbers >= _numbers(before))
-    return Check(name, ok, found, wanted, "" if ok else advice)
+    return result(name, ok, found, wanted, advice)
 
 
 def jars_check() -> Check:
@@ -111,33 +114,29 @@ def jars_check() -> Check:
     from ..streaming.jars import cache_directory, cached_jars
 
     jars = cached_jars()
-    if jars is not None:
-        count = len(jars.spark) + len(jars.broker)
-        return Check("jars", True, f"{count} in {cache_directory()}", "all in the cache")
-    return Check(
-        "jars",
-        False,
-        f"not all in {cache_directory()}",
-        "all in the cache",
+    place = cache_directory()
+    found = f"not all in {place}" if jars is None else f"{len(jars.spark + jars.broker)} in {place}"
+    advice = (
         "Run `python -m lakequeue.streaming.jars` once with a network (40 s), or let the first "
-        "`lakequeue up` fetch them.",
+        "`lakequeue up` fetch them."
     )
+    return result("jars", jars is not None, found, "all in the cache", advice)
 
 
 def home_check(home: Path) -> Check:
     """Can the home, or its nearest existing parent, be written?"""
     place = _existing(home)
     ok = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
-    advice = "" if ok else "Choose another home with --home, or change the directory's owner."
-    return Check("home", ok, f"{home} {'can' if ok else 'cannot'} be written", "writable", advice)
+    advice = "Choose another home with --home, or change the directory's owner."
+    return result("home", ok, f"{home} {'can' if ok else 'cannot'} be written", "writable", advice)
 
 
 def disk_check(home: Path) -> Check:
     """Does the home's disk have room?"""
     free = shutil.disk_usage(_existing(home)).free
-    ok = free >= DISK_BYTES_MIN
-    advice = "" if ok else "Make room, or choose a home on another disk with --home."
-    return Check("free disk", ok, _size(free), f"{_size(DISK_BYTES_MIN)} or more", advice)
+    wanted = f"{_size(DISK_BYTES_MIN)} or more"
+    advice = "Make room, or choose a home on another disk with --home."
+    return result("free disk", free >= DISK_BYTES_MIN, _size(free), wanted, advice)
 
 
 def memory_check(total_bytes: int | None) -> Check:
@@ -145,9 +144,8 @@ def memory_check(total_bytes: int | None) -> Check:
     wanted = f"{_size(MEMORY_BYTES_MIN)} or more"
     if total_bytes is None:
         return Check("memory", True, "unknown", wanted, required=False)
-    ok = total_bytes >= MEMORY_BYTES_MIN
-    advice = "" if ok else "Give it more memory, or lower spark.driver.memory to 1g."
-    return Check("memory", ok, _size(total_bytes), wanted, advice)
+    advice = "Give it more memory, or lower spark.driver.memory to 1g."
+    return result("memory", total_bytes >= MEMORY_BYTES_MIN, _size(total_bytes), wanted, advice)
 
 
 def cores_check(count: int) -> Check:

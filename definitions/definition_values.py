@@ -116,9 +116,7 @@ def count(minimum: int) -> Reader:
     """A whole number from a minimum up."""
 
     def read(value: object) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"must be a whole number from {minimum}")
-        if not minimum <= value <= COUNT_MAX:
+        if type(value) is not int or not minimum <= value <= COUNT_MAX:
             raise ValueError(f"must be a whole number from {minimum} to {COUNT_MAX}")
         return value
 
@@ -238,8 +236,8 @@ def shown_key(key: object) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """The sentence part for an unknown key: our word for another system's key, or the most similar
-    key."""
+    """The sentence part for an unknown key: our word for another system's key, else the most
+    similar key, else all that are allowed."""
     if not isinstance(key, str):
         return "is not a known key; keys are texts"
     keys = list(known)
@@ -248,7 +246,8 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
         return answer(foreign, keys)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
     near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
-    return f"is not a known key; did you mean {near[0]}?" if near else "is not a known key"
+    hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(keys)}"
+    return f"is not a known key; {hint}"
 
 
 def keys_of(definition: type[msgspec.Struct]) -> dict[str, tuple[str, Reader]]:

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from client.threaded import connect
 from docs.printed import ROOT, table
-from lakequeue.cli import consume
 from lakequeue.client.consumer import settling
 from lakequeue.definitions import bridge, configuration, definition, parse_configuration
 from lakequeue.definitions.definition_values import keys_of
@@ -214,6 +213,5 @@ def test_code_of_the_state_exists() -> None:
 
 
 def test_acknowledgement_modes() -> None:
-    assert set(consume.ACK_MODES) == set(settling.ACK_MODES)
     text = (DOCS / "concepts/acknowledgements.md").read_text()
     assert [mode for mode in settling.ACK_MODES if f"| `{mode}`" not in text] == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from lakequeue.definitions import SystemLimits, parse_configuration
+from lakequeue.definitions import SystemLimits, VpnLimits, parse_configuration
+from lakequeue.definitions.clients import ClientEntry
 from lakequeue.definitions.configuration import SECTIONS
 from lakequeue.definitions.definition import KEYS
 from lakequeue.definitions.definition_values import keys_of
@@ -81,6 +83,24 @@ def test_no_word_stands_twice_or_hides_a_key_of_ours() -> None:
     ours = {letters(key) for key in (*KEYS, *keys_of(SystemLimits), *SECTIONS)}
     assert ours.isdisjoint(known)
     assert not ours & {word.removeprefix("x") for word in known}
+
+
+ODD = {"qqqqqq": 1}
+
+
+@pytest.mark.parametrize(("configuration", "allowed"), [
+    (ODD, SECTIONS),
+    ({"system": ODD}, keys_of(SystemLimits)),
+    ({"vpns": {"default": ODD}}, keys_of(VpnLimits)),
+    ({"queues": [{"name": "q", "message_type": "json", **ODD}]}, KEYS),
+    ({"brokers": [{"name": "b", **ODD}]}, ("name", "group")),
+    ({"clients": [{"name": "c", "key": {"env": "C"}, **ODD}]}, keys_of(ClientEntry)),
+], ids=["a section", "system", "a VPN", "a queue", "a broker", "a client"])  # fmt: skip
+def test_Q7_a_key_like_no_other_is_answered_with_all_that_are_allowed(
+    configuration: dict[str, Any], allowed: Iterable[str]
+) -> None:
+    says = refusal(configuration, *ODD)
+    assert says == f"is not a known key; allowed are {', '.join(allowed)}"
 
 
 @pytest.mark.parametrize("key", ["", "x", "…", "x-", "\n", "é" * 200])
