@@ -37,6 +37,7 @@ from ..mesh.facts import Peer, peers_of, put_peers, removed_of
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, remove
 from ..protocol.home_places import (
+    ABOUT,
     CHECKPOINTS,
     KAFKA,
     OF_TABLES,
@@ -45,7 +46,7 @@ from ..protocol.home_places import (
     checkpoints_place,
     tables_place,
 )
-from ..protocol.state_files import FOLDER, QUEUES, state_file, write_state
+from ..protocol.state_files import FOLDER, QUEUES, state_file, write_state, write_whole
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
 from .opening import Lake, delta_table, open_lake, tables_of
@@ -118,8 +119,8 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
         remove(checkpoints / name)
     about.pop(KAFKA, None)  # it may begin on another
     (home / FOLDER).mkdir(exist_ok=True)
-    (home / FOLDER / QUEUES).write_text(json.dumps(queues))
-    (home / "lakequeue.json").write_text(json.dumps({**about, "epoch": epoch}))
+    write_whole(home / FOLDER / QUEUES, json.dumps(queues).encode())
+    write_whole(home / ABOUT, json.dumps({**about, "epoch": epoch}).encode())
     return done
 
 
@@ -213,7 +214,7 @@ def _link_tables(source: Path, home: Path) -> None:
 
 def _home_record(source: Path) -> dict[str, Any]:
     """The home's own record; if that is lost too, the part that the tables show."""
-    file = source / "lakequeue.json"
+    file = source / ABOUT
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
         about = json.loads(file.read_text())

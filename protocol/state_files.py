@@ -40,6 +40,16 @@ class State(Protocol):
         """Save the loop's own snapshot."""
 
 
+def write_whole(file: Path, data: bytes) -> None:
+    """Write a file whole or not at all, whatever dies meanwhile."""
+    draft = file.with_suffix(".draft")
+    with draft.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())  # else a power loss may leave the new name and nothing in it
+    draft.replace(file)
+
+
 def state_file(home: Path, broker: str) -> Path:
     """The path of a broker's rebuilt state."""
     return home / FOLDER / f"{broker}{SUFFIX}"

@@ -86,6 +86,8 @@ class Discovery(threading.Thread):
                 self._look()
             except KafkaException as error:  # Kafka is away: look again later
                 log.info("topics cannot be listed: %s", error)
+            except Exception:  # the thread must go on: new topics would never be read
+                log.exception("topics cannot be listed")
 
     def _look(self) -> None:
         self._found(self.sizes())

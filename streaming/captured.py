@@ -196,7 +196,7 @@ class CapturedTopics:
 
     def forget(self, broker: str) -> None:
         """Forget a broker that was removed."""
-        self.unasked = {one for one in self.unasked if one[0] != broker}
+        self.unasked -= {(broker, vpn) for vpn in self._vpns}
 
     def ask(self, timeout_s: float) -> None:
         """Ask the brokers what their queues capture. Raises Timeout and NotConnected."""

@@ -115,8 +115,10 @@ class Engine:
         self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
         self._ticker = Ticker(self._tick)
-        self._alerts = AlertWatch(bootstrap_servers, self._vpns, self._on_events)
         self._event_lines = EventLines()
+        self._alerts = AlertWatch(
+            bootstrap_servers, self._vpns, self._on_events, idle=self._event_lines.idle
+        )
         self._queue_watch = QueueWatch(
             bootstrap_servers, self._vpns, self.metrics.queues,
             credentials=lambda: self._folder.credentials,

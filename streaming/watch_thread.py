@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from functools import cached_property
 from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
+from ..protocol.once_a_minute import OnceAMinute
 from ..sources.live import kafka_client
+
+log = logging.getLogger("lakequeue.engine")
 
 POLL_S = 0.5
 
@@ -36,6 +40,7 @@ class TopicReader(WatchThread):
         self._kafka = kafka_client(bootstrap, name)
         self._places = places
         self._settings = settings
+        self._reports = OnceAMinute()
 
     @cached_property
     def _consumer(self) -> Consumer:
@@ -53,10 +58,14 @@ class TopicReader(WatchThread):
         self._consumer.assign(self._places)
         while not self._stopping.is_set():
             message = self._consumer.poll(POLL_S)
-            if message is not None and message.error() is None:
-                self.take(message)
-            else:
-                self.idle()
+            try:
+                if message is not None and message.error() is None:
+                    self.take(message)
+                else:
+                    self.idle()
+            except Exception as error:  # anybody may write there: no record may end the thread
+                if self._reports.first(type(error).__name__):
+                    log.exception("%s", self.name)
         self._consumer.close()
 
     def take(self, message: Message) -> None:

@@ -43,10 +43,17 @@ from ...protocol.home_places import (
 )
 from ...protocol.journal import Journal
 from ...protocol.signing import ENGINE_CLIENT, Credentials, engines_key
-from ...protocol.state_files import FOLDER, QUEUES, SUFFIX, state_file, write_state
+from ...protocol.state_files import (
+    FOLDER,
+    QUEUES,
+    SUFFIX,
+    state_file,
+    write_state,
+    write_whole,
+)
 from ...state import FORMAT
 from .checkpoints import follow, set_back, set_back_or_drop
-from .home_notes import HomeNotes, write_whole
+from .home_notes import HomeNotes, write_json
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -319,7 +326,7 @@ class HomeFolder(HomeNotes):
         for name, (snapshot, pages) in states.items():
             write_state(self.path / named[name], snapshot, sorted(pages.items()))
         kept = [one for one in [*self.last_records(), *last] if one.segments]
-        (self.path / REHOMED / str(at) / LAST_RECORDS).write_bytes(msgspec.msgpack.encode(kept))
+        write_whole(self.path / REHOMED / str(at) / LAST_RECORDS, msgspec.msgpack.encode(kept))
         gone = {name: {"number": number, "read": read} for name, (number, read) in removed.items()}
         self._note(
             brokers=brokers, numbers=self._numbers_with(brokers), groups=dict(groups), moved=moved,
@@ -380,7 +387,7 @@ class HomeFolder(HomeNotes):
         about = self._record()
         whole = {**about, **news}
         if whole != about:
-            write_whole(self.path / ABOUT, whole)
+            write_json(self.path / ABOUT, whole)
 
     def _checkpoints(self) -> dict[str, str]:
         """Each query's folder, relative to the home, and the id that Spark gave it."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ...protocol.state_files import write_whole
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -26,7 +27,7 @@ class HomeNotes:
 
     def remember_captured(self, captured: Iterable[str]) -> None:
         """Keep the list for the next start."""
-        write_whole(self.path / CAPTURED, sorted(captured))
+        write_json(self.path / CAPTURED, sorted(captured))
 
     def port(self, name: str) -> int:
         """The port that this home had before; 0 when it had none."""
@@ -36,7 +37,7 @@ class HomeNotes:
         """Remember a port, so that it is the same after a restart."""
         ports = self._kept(PORTS, {})
         if ports.get(name) != port:
-            write_whole(self.path / PORTS, {**ports, name: port})
+            write_json(self.path / PORTS, {**ports, name: port})
 
     def _kept(self, name: str, nothing: Any) -> Any:
         """A note of this home; a damaged one counts as missing."""
@@ -49,11 +50,6 @@ class HomeNotes:
         return found if isinstance(found, type(nothing)) else nothing
 
 
-def write_whole(file: Path, value: Any) -> None:
-    """Write JSON whole or not at all: a crash must not leave half a file."""
-    draft = file.with_suffix(".draft")
-    with draft.open("w") as text:
-        text.write(json.dumps(value))
-        text.flush()
-        os.fsync(text.fileno())  # else a power loss may leave the new name and nothing in it
-    draft.replace(file)
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON whole or not at all."""
+    write_whole(file, json.dumps(value).encode())

@@ -124,6 +124,9 @@ class EmbeddedKafka:
             self._format(java, classpath)
             self._launch(java, classpath)
             self._wait_until_ready()
+        except OSError as error:  # no memory for a process, no room for its files
+            self.kill()
+            raise LakequeueError(f"Kafka cannot be started: {error}") from error
         except BaseException:  # also Ctrl-C: no half-started broker stays
             self.kill()
             raise

@@ -87,22 +87,25 @@ def log_alert(text: str, broker: str, alert: Alert) -> None:
 class AlertWatch(TopicReader):
     """Reads the journals of these VPNs from now on, and reports each alert once, although a journal
     record may be written twice. heard: gets the broker and the events of each record, alerts or
-    not."""
+    not. idle: called while no record comes."""
 
     def __init__(
         self, bootstrap: str, vpns: list[str], heard: Heard = lambda broker, events: None,
-        say: Say = log_alert,
+        say: Say = log_alert, idle: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
         settings = {"queued.max.messages.kbytes": 8_192}
         super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
-        self._say, self._heard = say, heard
+        self._say, self._heard, self._idle = say, heard, idle
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
 
     def take(self, message: Message) -> None:
         with suppress(ValueError):  # not the engine's headers
             headers: Any = headers_of(message)
             self.read(message.topic() or "", message.key(), message.value(), headers)
+
+    def idle(self) -> None:
+        self._idle()
 
     def read(
         self, topic: str, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, Any]]
@@ -144,12 +147,20 @@ class EventLines:
     def heard(self, broker: str, events: pa.Table) -> None:
         """The events of one journal record."""
         with self._lock:
-            now = self._clock()
-            if now - self._begun >= 1.0:
-                self._log_more()
-                self._begun, self._said = now, 0
+            self._next_second()
             for batch in _with_events(events, LOGGED.__contains__):
                 self._lines(broker, batch)
+
+    def idle(self) -> None:
+        """Nothing comes: log what was counted, instead of with the next record."""
+        with self._lock:
+            self._next_second()
+
+    def _next_second(self) -> None:
+        now = self._clock()
+        if now - self._begun >= 1.0:
+            self._log_more()
+            self._begun, self._said = now, 0
 
     def _lines(self, broker: str, batch: pa.RecordBatch) -> None:
         room = max(0, LINES_MAX - self._said)

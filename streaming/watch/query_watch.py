@@ -196,7 +196,7 @@ class EngineWatch:
             self._stopping.wait(1.0)
 
     def _tell_who_runs(self) -> None:
-        waiting = {broker for broker, _ in self._captured.unasked}
+        waiting = {broker for broker, _ in list(self._captured.unasked)}  # a thread changes it
         for broker in self._brokers:
             if broker.state != RUNNING and broker.name not in waiting and broker.is_active:
                 self._on_state(broker, RUNNING)

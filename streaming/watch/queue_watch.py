@@ -85,8 +85,9 @@ class QueueWatch:
                 rest_s = min(max(rest_s, SHARE * look.seconds), REST_S_MAX)
                 if look.missing:
                     log.info("some queues cannot be looked at: %s", "; ".join(look.missing))
-            except LakequeueError as error:  # the engine or Kafka is away
-                log.info("the queues cannot be looked at: %s", error)
+            except Exception as error:  # Kafka is away, or somebody wrote into the directory
+                bug = not isinstance(error, LakequeueError)
+                log.info("the queues cannot be looked at: %s", error, exc_info=bug)
                 _close(connections)
             self._seen.set()
             if self._stopping.wait(rest_s) or not self._still_wanted():

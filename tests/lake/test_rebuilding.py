@@ -228,7 +228,9 @@ def test_R3_in_its_place(tmp_path: Path) -> None:
     home = write_history(walk.world, tmp_path / "home", walk.saved)
     for name in ("checkpoint", "history-checkpoint", "tables-checkpoint", "kafka"):
         (home / name).mkdir()
+    before = (home / "lakequeue.json").stat().st_ino
     rebuild(home, home)
+    assert (home / "lakequeue.json").stat().st_ino != before, "it is replaced as a whole"
     assert sorted(p.name for p in home.iterdir()) == [
         "kafka", "lakequeue.json", "rebuilt", "tables"
     ]  # fmt: skip

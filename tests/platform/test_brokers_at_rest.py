@@ -4,6 +4,7 @@ and what is left where something fails or the engine dies."""
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -210,7 +211,7 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
 ) -> None:
     """Also what dies there: nothing is done before the home's word but to write files that nobody
     reads. It goes on at once, and the change can be tried again."""
-    fail, write = Mock(side_effect=NotConnected("Kafka is away")), home_module.write_whole
+    fail, write = Mock(side_effect=NotConnected("Kafka is away")), home_module.write_json
     do = rests.engine.rehoming.add if change == "add" else rests.engine.rehoming.remove
     name = "d" if change == "add" else "c"
 
@@ -231,7 +232,7 @@ def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
             case "a state":
                 patch.setattr(home_module, "write_state", fail)
             case _:
-                patch.setattr(home_module, "write_whole", write_all_but_the_word)
+                patch.setattr(home_module, "write_json", write_all_but_the_word)
         refused(do, name, why=r"Kafka is away|does not come to rest")
     assert rests.did[-1] == "start a b c"
     after = about()
@@ -390,3 +391,16 @@ def test_M4_a_change_that_is_done_is_answered_as_done(
     assert rests.folder.brokers(()) == {"a": 0, "b": 1}
     assert rests.did[-1] == "start a b"
     assert "Kafka is away" in caplog.text
+
+
+def test_M4_all_that_the_homes_word_names_is_on_the_disk_before_it(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power loss the home would else have empty files, and could not start."""
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).stem)
+    )
+    rests.engine.rehoming.remove("c")
+    word = len(synced) - synced[::-1].index("lakequeue") - 1
+    assert set(synced[:word]) >= {"a", "b", home_module.LAST_RECORDS}

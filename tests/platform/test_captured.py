@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from client.threaded import wait_for
 from confluent_kafka import KafkaError, KafkaException
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
@@ -15,9 +17,10 @@ from lakequeue.protocol.commands import decode_command
 from lakequeue.protocol.errors import NotConnected
 from lakequeue.protocol.outputs import Output
 from lakequeue.replica.replica import Decided, sort_outputs
+from lakequeue.sources import discovery
 from lakequeue.sources.discovery import captured_topics
 from lakequeue.sources.kafka_source import publish_topics, tables_topics
-from lakequeue.streaming import captured
+from lakequeue.streaming import Engine, captured
 from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.captured import CapturedTopics
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -184,6 +187,28 @@ def test_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
     assert topics.unasked == set()
 
 
+class Telling(str):
+    """A broker's name that lets another thread in whenever it is put into a set."""
+
+    meanwhile: Callable[[], None] | None = None
+
+    def __hash__(self) -> int:
+        if self.meanwhile is not None:
+            self.meanwhile()
+        return super().__hash__()
+
+
+def test_it_may_be_asked_meanwhile_which_brokers_were_not_asked(tmp_path: Path) -> None:
+    """The thread that asks shortens the list at any moment."""
+    engine = Engine("127.0.0.1:1", tmp_path, parse_configuration({"brokers": ["a", "b"]}))
+    unasked, name = engine.captured.unasked, Telling("a")
+    unasked |= {(name, "default"), ("b", "default")}
+    name.meanwhile = lambda: unasked.discard(("b", "default"))
+    engine.watch._tell_who_runs()
+    name.meanwhile = None
+    assert unasked == {("a", "default")}
+
+
 def test_what_a_removed_broker_left_may_go(kafka: Kafka, topics: CapturedTopics) -> None:
     topics._brokers.clear()  # type: ignore[attr-defined]
     kafka.now("broker-0.steps")
@@ -300,3 +325,18 @@ def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
 def test_sparks_source_gets_a_list() -> None:
     assert publish_topics(["b", "a"], ["x", "c"]) == ["a.publish", "b.publish", "c", "x"]
     assert tables_topics(["a"], []) == ["a.publish", "a.journal"]
+
+
+def test_a_look_that_nobody_thought_of_is_followed_by_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise no new topic would ever be read."""
+    monkeypatch.setattr(discovery, "EVERY_S", 0.01)
+    found = Mock(side_effect=[ValueError("lakequeue.json is damaged"), *[None] * 1_000])
+    looks = discovery.Discovery({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}, found)
+    monkeypatch.setattr(looks, "sizes", dict)
+    looks.start()
+    wait_for(lambda: found.call_count >= 3)
+    looks.close()
+    looks.join(20)
+    assert not looks.is_alive()

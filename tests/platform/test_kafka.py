@@ -4,6 +4,7 @@ there are, told by a broker that has just made them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ from lakequeue.protocol.kafka_settings import (
     for_spark,
     kafka_settings,
 )
+from lakequeue.streaming.jars import Jars
 from lakequeue.streaming.kafka import embedded_kafka as kafka_broker
 from lakequeue.streaming.kafka import topics_admin
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, free_port, port_is_free
@@ -144,6 +146,21 @@ def test_what_java_says_is_in_the_sentence(broker: EmbeddedKafka, said: str) -> 
 def test_a_home_that_cannot_be_written() -> None:
     with pytest.raises(LakequeueError, match="The home /proc/nowhere cannot be written"):
         EmbeddedKafka("/proc/nowhere").start()
+
+
+def test_a_process_that_cannot_be_started_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as without memory for a fork. The watch that starts a dead Kafka again then goes on."""
+    monkeypatch.setattr(kafka_broker, "java_executable", lambda: Path("java"))
+    monkeypatch.setattr(kafka_broker, "ensure_jars", lambda _: Jars([], []))
+    full = OSError(errno.ENOMEM, "Cannot allocate memory")
+    monkeypatch.setattr(kafka_broker, "start_tied", Mock(side_effect=full))
+    monkeypatch.setattr(EmbeddedKafka, "_format", lambda *_: None)
+    broker = EmbeddedKafka(tmp_path / "home")
+    with pytest.raises(LakequeueError, match=r"cannot be started: .*Cannot allocate memory"):
+        broker.start()
+    assert broker._lock is None, "its home is free"
 
 
 def test_stop_without_start(tmp_path: Path) -> None:

@@ -311,6 +311,19 @@ def test_looks_take_a_fiftieth_of_the_time_at_most(
     assert rests == [rest_s]
 
 
+def test_looks_go_on_after_one_that_nobody_thought_of(watched: Any, engine: Engine) -> None:
+    """A client may write anything into the directory, where the brokers are."""
+    connections = iter([Mock(brokers=Mock(side_effect=KeyError("number")))])
+    watch = watched(engine.metrics, lambda vpn: next(connections, None) or connect(engine, vpn))
+    engine.send("orders", 2)
+    watch.wanted()
+    wait_for(lambda: value(engine.metrics, "queue_depth", **VPN, queue="orders") == 2)
+
+
+def connect(engine: Engine, vpn: str) -> Any:
+    return lakequeue.connect(engine.url, vpn=vpn)
+
+
 def test_who_reads_after_a_pause_gets_figures_of_a_new_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -191,6 +191,17 @@ def test_a_flood_has_few_lines_and_is_counted() -> None:
     assert "message 601" in log.said[-1][0]
 
 
+def test_what_a_flood_left_out_is_told_though_nothing_follows() -> None:
+    log = Lines()
+    log.hear(segment("dead_lettered", *range(1, LINES_MAX + 4)))
+    log.lines.idle()
+    assert len(log.said) == LINES_MAX
+    log.now += 1.5
+    reader = AlertWatch("127.0.0.1:1", [], idle=log.lines.idle)
+    reader.idle()
+    assert log.said[-1][1]["count"] == 3
+
+
 @pytest.mark.parametrize("ids", [[], [0]])
 def test_what_has_no_id_is_named_by_its_record(ids: list[int]) -> None:
     log = Lines()
@@ -248,6 +259,28 @@ class Hearing(TopicReader):
 
     def idle(self) -> None:
         self.idled += 1
+
+
+def test_a_record_that_cannot_be_taken_ends_no_reader(caplog: pytest.LogCaptureFixture) -> None:
+    """Anybody may write to the topic. The consumer is closed in the end all the same."""
+    polled = [Mock(error=lambda: None, value=lambda n=n: n) for n in (b"1", b"bad", b"2")]
+    consumer = Mock(poll=Mock(side_effect=lambda seconds: polled.pop(0) if polled else None))
+
+    class Picky(Hearing):
+        def take(self, message: Message) -> None:
+            if message.value() == b"bad":
+                raise TypeError("nobody thought of this")
+            super().take(message)
+
+    reader = Picky("127.0.0.1:1", "picky", [])
+    vars(reader)["_consumer"] = consumer
+    reader.start()
+    wait_for(lambda: reader.idled > 0)
+    reader.stop()
+    reader.join(20)
+    assert reader.values == [b"1", b"2"]
+    assert "nobody thought of this" in caplog.text
+    consumer.close.assert_called_once()
 
 
 def test_it_reads_from_its_offsets_on_and_ends_soon() -> None:
