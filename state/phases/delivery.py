@@ -22,7 +22,7 @@ from ..queue.table import Event
 from ..rules import transport_acks
 from ..rules.edits import dead_part, edited
 from ..rules.filter_matching import matching
-from ..rules.returned_leases import bury_oversize
+from ..rules.returned_leases import bury_oversize, expire
 from ..storage.row import NEVER, READY, Row
 from ..storage.spool import Content
 from .selection import Chosen, choose_messages
@@ -314,6 +314,9 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
     row = queue.live[number]
     if row.state != READY:
         return False
+    if row.expires <= broker.now:  # it is overdue: a budget ended before it expired
+        expire(broker, queue, [row])
+        return True
     content = broker.spool.content(row)
     if content is None:
         lose(broker, queue, [row], [None])

@@ -40,6 +40,16 @@ def test_O3_X1_a_barrier_goes_out_if_the_last_one_before_it_expires_in_the_searc
     assert delivered(steps.run([subscribe("a", 10)])) == [3]
 
 
+def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
+    """A step's budget ended before it expired, and everything before it has left."""
+    steps = started(define(barrier_expression="/b = 1", **WIDE), limits=Limits(due_rows=1))
+    brief = {"ttl_ms": 1_000}
+    steps.run(publishes=[("orders", body(b=b), brief) for b in (0, 1)])
+    steps.now += 2_000
+    assert delivered(steps.run([subscribe("a", 10)])) == []
+    assert described(steps)["expired"] == 2
+
+
 # ---------------------------------------------------------------- bytes
 
 
