@@ -32,6 +32,7 @@ from ..rules.command_targets import split_moving, wanted
 from ..rules.dead import died_in, find_any, names_of, put
 from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part, with_edits
 from ..rules.entry_checks import Match, match_stored, may_be_elsewhere, program_of
+from ..rules.returned_leases import expire
 from ..storage.row import DELAYED, LEASED, NEVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it
@@ -61,6 +62,18 @@ def copy_into(
     return put(broker, found, row, until, extras, ttl_ends, own_only)
 
 
+def in_time(broker: Broker, queue: Queue, rows: list[Row], dry_run: bool) -> list[Row]:
+    """The messages whose time is not over. The others expire now: the budget of deadlines has not
+    reached them yet, and they must not live on in another queue (X1)."""
+    over = [row for row in rows if row.expires <= broker.now]
+    if not over:  # most often
+        return rows
+    left = [row for row in rows if row.expires > broker.now]
+    if not dry_run:
+        expire(broker, queue, over)
+    return left
+
+
 def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:
     """Apply what follows the entry of messages: early acks remove theirs (L9), and a queue with
     quota 0 keeps only its last message (S10)."""
@@ -87,6 +100,7 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
         moving=True,
     )  # fmt: skip
     here, others = split_moving(broker, queue, command, part.rows)
+    here = in_time(broker, queue, here, command.dry_run)
     stayed: dict[str, int] = task.done.setdefault("why", {})
     going: list[tuple[Row, Match]] = []
     entered: list[Row] = []
@@ -202,7 +216,8 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
     counts: dict[str, int] = task.done.setdefault("queues", {})
     stayed: dict[str, int] = task.done.setdefault("why", {})
     entered: dict[int, list[Row]] = {}  # by queue
-    gone = [row for row in part.rows if _take_back(broker, queue, row, entered, stayed)]
+    here = in_time(broker, queue, part.rows, dry_run=False)
+    gone = [row for row in here if _take_back(broker, queue, row, entered, stayed)]
     apply(broker, queue, gone, Event.REDRIVE)
     broker.touch(queue)
     for number, rows in sorted(entered.items()):

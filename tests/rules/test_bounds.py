@@ -8,7 +8,7 @@ import pytest
 from lakequeue.client.message import BrowsedMessage
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
-from lakequeue.protocol.ids import LONG, parse_ranges
+from lakequeue.protocol.ids import LONG, format_ranges, parse_ranges
 from lakequeue.protocol.journal import Journal
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Limits
@@ -48,6 +48,30 @@ def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
     steps.now += 2_000
     assert delivered(steps.run([subscribe("a", 10)])) == []
     assert described(steps)["expired"] == 2
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_X1_R6_what_is_overdue_does_not_live_on_in_another_queue(dry_run: bool) -> None:
+    """A step's budget ended before it expired."""
+    steps = started(define(**WIDE), define("others", **WIDE), limits=Limits(due_rows=1))
+    steps.run(publishes=[("orders", body(n=n), {"ttl_ms": 1_000}) for n in range(4)])
+    steps.now += 2_000
+    moved = steps.ask(c.Move(queue="orders", to="others", dry_run=dry_run))
+    assert moved == {"count": 0, "stayed": 0, "why": {}}
+    assert described(steps)["expired"] == 4
+    assert described(steps, "others")["spooled"] == 0
+
+
+def test_X1_X6_what_is_overdue_is_not_redriven() -> None:
+    """A step's budget ended before it expired."""
+    dead = define("dead", expiration="1s", **WIDE)
+    orders = define(dead_message_queue="dead", **WIDE)
+    steps = started(dead, orders, subscribe("a", 10), limits=Limits(due_rows=1))
+    sent = delivered(steps.run(publishes=[("orders", body(n=n)) for n in range(4)]))
+    steps.run([c.Reject(queue="orders", subscription="a", ids=format_ranges(sent))])
+    steps.now += 2_000
+    assert steps.ask(c.Redrive(queue="dead"))["moved"] == 0
+    assert described(steps, "dead")["expired"] == 4
 
 
 # ---------------------------------------------------------------- bytes
