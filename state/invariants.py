@@ -3,13 +3,14 @@ for an operator who suspects a fault.
 
 Each message is in exactly one state per queue. Counts equal the sums over the rows. Spool bytes
 equal the sum of what is stored. Counters add up. Nothing behind a waiting barrier is leased. Every
-ready row can be found by the consumers that may get it.
+ready row can be found by the consumers that may get it. Nothing was delivered after its time (X1).
 """
 
 from __future__ import annotations
 
 from collections import Counter
 
+from ..protocol.outputs import Deliveries
 from .phases.alerts import is_over, level_of
 from .queue.broker import Broker
 from .queue.consumers import Consumers
@@ -38,6 +39,10 @@ def check(broker: Broker) -> None:
     full = broker.header.unserved or broker.unacked >= broker.header.system.max_delivered_unacked
     assert full or not broker.header.waiting, f"these need not wait: {broker.header.waiting}"
     _check_alerts(broker)
+    for sent in broker.outputs:
+        if isinstance(sent, Deliveries) and not sent.again:
+            late = [end for end in sent.expires if 0 < end <= broker.now]
+            assert not late, f"{sent.queue}: delivered at {broker.now}, but expired at {late}"
 
 
 def _rows(queue: Queue) -> list[Row]:
