@@ -140,6 +140,9 @@ class Consumer:
         session.follow_if_gone(self)
         self._prefetch.removes_on_send = new.removes_on_send
         self._prefetch.remember(new.backlog)
+        if bound is not None:  # the queue may allow less than when the count was checked
+            self._rule.backlog = new.backlog
+            return
         try:
             self._rule.fit(new.backlog)
         except ConfigError:

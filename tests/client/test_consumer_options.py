@@ -3,9 +3,11 @@
 B3, C1, C4, C6, F1, L10.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lakequeue.client.consumer.consumer import Consumer
 from lakequeue.protocol import ConfigError
 from lakequeue.protocol.bounds import BACKLOG_MAX
 from rules.harness import Bench
@@ -63,15 +65,22 @@ def test_C4_C6_a_backlog_is_at_least_the_count_of_dups_ok(bench: Bench) -> None:
         consumer.set_max_backlog(4)
 
 
-@pytest.mark.parametrize(("count", "limit"), [(None, 5), (5, 2)])
+@pytest.mark.parametrize(
+    ("count", "limit", "hears"),
+    [
+        (None, 5, lambda consumer: consumer.set_max_backlog(50)),
+        (5, 2, lambda consumer: consumer.set_max_backlog(50)),
+        (5, 2, lambda consumer: consumer.subscribe()),  # as after a lost session
+    ],
+)
 def test_C4_C6_dups_ok_waits_for_no_more_than_the_queue_allows(
-    bench: Bench, count: int | None, limit: int
+    bench: Bench, count: int | None, limit: int, hears: Callable[[Consumer], None]
 ) -> None:
     """With k = 0 the consumer would get nothing more, for ever."""
     bench.define(max_per_subscription_backlog=5)
     consumer = bench.consumer(backlog=5, dups_ok_count=count, **DUPS)
     bench.define(max_per_subscription_backlog=limit)
-    consumer.set_max_backlog(50)
+    hears(consumer)
     for n in range(20):
         bench.send({"n": n})
     assert sum(consumer.receive(0) is not None for _ in range(20)) == 20
