@@ -10,6 +10,7 @@ import datetime
 import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -277,12 +278,17 @@ def read_keys(
     return values
 
 
+@cache
+def _defaults(definition: type[msgspec.Struct]) -> dict[str, Any]:
+    """The default of each field. Kept, because msgspec evaluates all annotations to tell."""
+    return {field.name: field.default for field in msgspec.structs.fields(definition)}
+
+
 def check_thresholds(
     definition: type[msgspec.Struct], values: Mapping[str, Any], report: Report
 ) -> None:
     """S9, B4: no alert is cleared above the percentage at which it is set."""
-    defaults = {field.name: field.default for field in msgspec.structs.fields(definition)}
-    complete = {**defaults, **values}
+    complete = {**_defaults(definition), **values}
     for clear_key, clear in complete.items():
         if clear_key.endswith("_clear_percent"):
             high_key = clear_key.replace("_clear_", "_high_")

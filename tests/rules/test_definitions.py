@@ -37,6 +37,13 @@ def problems(**keys: Any) -> dict[str, Problem]:
     return {problem.key: problem for problem in reversed(caught.value.problems)}
 
 
+def test_a_definition_evaluates_no_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each costs 1.4 ms: 5,000 queues in a file took 7 s, at each start."""
+    define()
+    monkeypatch.setattr(msgspec.structs, "fields", lambda kind: pytest.fail("evaluated again"))
+    assert define(spool_usage_high_percent=90).spool_usage_high_percent == 90
+
+
 def test_Q1_name_and_message_type_are_required() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_definition({}, where="queues[0]")
