@@ -11,6 +11,10 @@ DIST := dist
 SHIPPED := demo monitor sql
 ROOMS := bench cli client conf dataframes definitions earlier examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
 
+# Hundreds of processes read the same modules: where the environment forbids to keep what was compiled,
+# each would compile them anew. `make clean` removes it.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup tools demo test soak sim lint lock audit wheel bench clean
 
