@@ -5,7 +5,7 @@ measured with the tables, without them, and with them again; the better of the t
 counts, in case the machine becomes slower. CPU time covers Kafka, the engine and the consumers
 until the last ack; other work on the machine changes it less than the rate. The lag is how long the
 tables need to catch up. A further engine shows the tables' size per message and how long a rebuild
-of a backlog takes. The last figure is `queued` over a million messages.
+of a backlog takes. `lakequeue bench sql` asks them questions.
 """
 
 from __future__ import annotations
@@ -22,14 +22,10 @@ from ..lake.rebuilding import rebuild
 from ..streaming import Engine
 from ..streaming.tables.table_care import disk_use
 from .harness import Say, cpu_s, in_a_process, publish, running, url, wait_for
-from .questions import asked_queued
-from .subcommands import count, messages
+from .subcommands import messages
 from .throughput import await_empty, consumers
 
-OPTIONS = (
-    messages(400_000),
-    count("--queued", 1_000_000, "Messages in the queues when `queued` is asked."),
-)
+OPTIONS = (messages(400_000),)
 PAYLOAD_BYTES = 1_000
 # In the first minute of full load Java compiles, more so with the tables. That is not their cost
 # later on.
@@ -40,8 +36,8 @@ SOON = {"lakequeue.history_interval_s": "15", "lakequeue.snapshots_interval_s": 
 WITHOUT = {"lakequeue.tables_interval_s": "0"}
 
 
-def run(messages: int, queued: int, say: Say) -> list[dict[str, Any]]:
-    """One row. queued: messages in the journal that `queued` is asked over."""
+def run(messages: int, say: Say) -> list[dict[str, Any]]:
+    """One row."""
     first, _ = _with(messages, say)
     say("without the tables")
     with running(say, settings=WITHOUT, trigger="real-time") as engine:
@@ -49,13 +45,9 @@ def run(messages: int, queued: int, say: Say) -> list[dict[str, Any]]:
     second, found = _with(messages, say)
     best = max(first, second)
     found |= _stored(messages, say)
-    say(f"queued over {queued:,} messages")
-    asked = asked_queued(queued)
     return [{
         "messages": messages, "with_msgs_s": best, "without_msgs_s": without,
         "ratio": best / without, "without_cpu_us_per_msg": without_cpu_us, **found,
-        "queued_over": queued, "queued_s": asked["seconds"],
-        "queued_cpu_s": asked["cpu_seconds"],
     }]  # fmt: skip
 
 
@@ -80,12 +72,12 @@ def _stored(messages: int, say: Say) -> dict[str, Any]:
         _caught_up(engine, messages)
         for child in made:
             child.join(60)
-        found["lake_bytes_per_message"] = _lake_bytes(engine) / messages
+        found["lake_bytes_per_message"] = disk_use(engine.tables)[0] / messages
         found["lake_bytes_wanted"] = 1.6 * PAYLOAD_BYTES + 200
         publish_random(url(engine), messages)
         _caught_up(engine, 2 * messages)
         time.sleep(2 * float(SOON["lakequeue.history_interval_s"]))  # the steps, and a snapshot
-        found["with_backlog_bytes_per_message"] = _lake_bytes(engine) / (2 * messages)
+        found["with_backlog_bytes_per_message"] = disk_use(engine.tables)[0] / (2 * messages)
         engine.stop()
         return found | _rebuilt(engine.home, messages)
 
@@ -116,10 +108,6 @@ def _caught_up(engine: Engine, messages: int) -> None:
         return stored and events.count("spooled") >= messages
 
     wait_for(there, CAUGHT_UP_S, "the tables' catching up")
-
-
-def _lake_bytes(engine: Engine) -> int:
-    return disk_use(engine.tables)[0]
 
 
 def _rebuilt(home: Path, backlog: int) -> dict[str, Any]:

@@ -50,13 +50,6 @@ def run(messages: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
     return [{**row, "messages": messages, "journal_rows": rows} for row in found]
 
 
-def asked_queued(messages: int) -> dict[str, Any]:
-    """The row for `queued`, over so many messages."""
-    with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
-        _write(Path(folder), messages)
-        return _asked("queued", Path(folder), partial(_sql, QUESTIONS["queued"]))
-
-
 def _asked(question: str, home: Path, ask: Callable[[Any], Any]) -> dict[str, Any]:
     start, cpu = time.perf_counter(), time.process_time()
     with open_lake(home) as lake:

@@ -66,7 +66,9 @@ def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
     with running(say, queues=[], brokers=names(count)) as engine:
         address = url(engine)
         for lane in range(LANES):
-            _define(address, lane, count)
+            place = {"type": "LocalQueue", "broker": _broker(lane, count)}
+            with connect(address, broker=place["broker"]) as connection:
+                connection.admin().define(roomy_queue(f"lane-{lane}") | place)
         say("warming up")
         ready, go, done = spawn.Queue(), spawn.Event(), spawn.Queue()
         children = [
@@ -96,12 +98,6 @@ def _measure(messages: int, count: int, say: Say) -> dict[str, Any]:
         "cores_used": total * sent / seconds / 1e6,
         "cores": os.cpu_count(),
     }
-
-
-def _define(address: str, lane: int, count: int) -> None:
-    with connect(address, broker=_broker(lane, count)) as connection:
-        place = {"type": "LocalQueue", "broker": _broker(lane, count)}
-        connection.admin().define(roomy_queue(f"lane-{lane}") | place)
 
 
 def _broker(lane: int, count: int) -> str:

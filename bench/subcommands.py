@@ -54,7 +54,10 @@ class Benchmarks(LazyGroup):
             rows = module.run(**given, say=lambda text: click.echo(text, err=True))
             show(title, rows, as_json)
 
-        parameters = [*module.OPTIONS, as_json_option()]
+        as_json = click.Option(
+            ["--json", "as_json"], is_flag=True, help="One JSON object instead of a table."
+        )
+        parameters = [*module.OPTIONS, as_json]
         return click.Command(cmd_name, callback=measure, params=parameters, help=module.__doc__)
 
 
@@ -69,12 +72,6 @@ command = Benchmarks(
 
 
 # ---------------------------------------------------------------- options
-
-
-def as_json_option() -> click.Option:
-    return click.Option(
-        ["--json", "as_json"], is_flag=True, help="One JSON object instead of a table."
-    )
 
 
 def count(name: str, default: int, help: str | None = None) -> click.Option:

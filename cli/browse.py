@@ -22,7 +22,14 @@ from ..protocol.bounds import datetime_of
 from ..protocol.errors import ConfigError
 from ..protocol.wire import WireRecord, headers_list
 from .change_messages import check
-from .command_options import EngineCall, call_options, gathered, json_option, option
+from .command_options import (
+    EngineCall,
+    call_options,
+    gathered,
+    json_option,
+    option,
+    vpn_option,
+)
 from .printing import cell, console, key_fields, payload_fields, say_json, table_of
 from .queues import event_line, shown
 from .sql import MS, asked, tables_option
@@ -136,7 +143,7 @@ LAST = "last"
     "browse: matching messages", "browse: only messages in this state.",
     "browse, events: show at most this many.",
 )  # fmt: skip
-@option("--vpn", default="default", show_default=True, help="The message VPN.")
+@vpn_option
 @tables_option
 @json_option
 def at(

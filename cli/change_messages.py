@@ -11,9 +11,10 @@ from typing import Any
 
 import click
 
+from ..client.admin import Changed
 from ..expressions import predicate
-from ..lake.replaying import ToReplay
-from ..monitor.formatting import clock, counted, number, one_line
+from ..lake.replaying import Replayed, ToReplay
+from ..monitor.formatting import clock, counted, number
 from ..protocol import commands
 from ..protocol.checked import checked
 from ..protocol.errors import ConfigError
@@ -64,6 +65,16 @@ class Selection:
             self.ask_first(done.count, question, call)
             done = do(**self.messages(), why=self.why)
         return done
+
+    def report(self, where: dict[str, str], done: Changed, did: str, call: EngineCall) -> None:
+        """Print what changed, and why the rest did not."""
+        if call.as_json:
+            say_json({**where, "dry_run": self.dry_run, **asdict(done)})
+            return
+        be, stay = ("would be ", "would stay") if self.dry_run else ("", "stayed")
+        say(f"{done.count:,} {be}{did}")
+        if done.stayed:
+            say(f"{done.stayed:,} {stay}: {left(done.why)}")
 
 
 def check(command: commands.Browse | commands.Change | commands.Redrive) -> None:
@@ -142,12 +153,7 @@ def move(queue: str, to: str, chosen: Selection, call: EngineCall) -> None:
         done = chosen.change(
             partial(admin.move, queue, to), f"Move {{}} from {queue} to {to}?", call
         )
-    if call.as_json:
-        say_json({"queue": queue, "to": to, "dry_run": chosen.dry_run, **asdict(done)})
-        return
-    say(f"{done.count:,} {'would be moved' if chosen.dry_run else 'moved'} to {to}")
-    if done.stayed:
-        say(f"{done.stayed:,} {'would stay' if chosen.dry_run else 'stayed'}: {left(done.why)}")
+    chosen.report({"queue": queue, "to": to}, done, f"moved to {to}", call)
 
 
 @click.command()
@@ -184,12 +190,7 @@ def edit(
         done = chosen.change(
             partial(admin.edit, queue, new), f"Change the headers of {{}} of {queue}?", call
         )
-    if call.as_json:
-        say_json({"queue": queue, "dry_run": chosen.dry_run, **asdict(done)})
-        return
-    say(f"{done.count:,} {'would be edited' if chosen.dry_run else 'edited'} in {queue}")
-    if done.stayed:
-        say(f"{done.stayed:,} not: {left(done.why)}")
+    chosen.report({"queue": queue}, done, f"edited in {queue}", call)
 
 
 @click.command()
@@ -289,15 +290,14 @@ def replay(
             say(f"{count:,} refused: {reason}")
 
 
-def _print_preview(found: object) -> None:
+def _print_preview(found: Replayed) -> None:
     """Print how many messages would be replayed, and some of them."""
-    count, begins = found.count, found.begins  # type: ignore[attr-defined]
-    if found.left:  # type: ignore[attr-defined]
-        note(found.left)  # type: ignore[attr-defined]
-    reach = "hold no message" if begins is None else f"begin {clock(begins, 'minutes')}"
-    say(f"{counted(count, 'message')} to publish again; the tables {reach}")
-    for one in found.examples:  # type: ignore[attr-defined]
-        text = one_line(payload_fields(one["payload"])["payload"])[:PREVIEW_MAX]
+    if found.left:
+        note(found.left)
+    reach = "hold no message" if found.begins is None else f"begin {clock(found.begins, 'minutes')}"
+    say(f"{counted(found.count, 'message')} to publish again; the tables {reach}")
+    for one in found.examples:
+        text = payload_fields(one["payload"])["payload"][:PREVIEW_MAX]
         say(f"  {one['id'] or '–':>6}  {clock(one['time'])}  {one['event']}  {text}")
-    if more := count - len(found.examples):  # type: ignore[attr-defined]
+    if more := found.count - len(found.examples):
         say(f"  and {number(more)} more")

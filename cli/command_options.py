@@ -139,14 +139,17 @@ class EngineCall:
         click.confirm(one_line(question), abort=True, err=self.as_json)
 
 
+vpn_option = option(
+    "--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
+    help="The message VPN, the tenant's namespace.",
+)  # fmt: skip
 WHICH_ENGINE = (
     option("--url", envvar="LAKEQUEUE_URL",
            help="The engine's Kafka: kafka://host:port, or just host:port.  "
            f"[default: that of --home, else {DEFAULT_URL}]"),
     home_option("The home of a running `lakequeue up`, which has its address.",
                 default=None, show_default=False),
-    option("--vpn", default="default", envvar="LAKEQUEUE_VPN", show_default=True,
-           help="The message VPN, the tenant's namespace."),
+    vpn_option,
 )  # fmt: skip
 call_options = gathered(EngineCall, "call", *WHICH_ENGINE, json_option)
 

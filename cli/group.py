@@ -139,9 +139,9 @@ def sentences(error: BaseException) -> list[str]:
         return [head, *(f"  {problem}" for problem in error.problems)]
     if isinstance(error, LakequeueError):
         return [str(error) or type(error).__doc__ or type(error).__name__]
-    if isinstance(error, OSError) and error.strerror:
+    if isinstance(error, OSError):
         place = f"{error.filename}: " if error.filename else ""
-        return [f"{place}{error.strerror}"]
+        return [f"{place}{error.strerror or error}"]
     return [
         f"This should not have happened: {type(error).__name__}: {error}. "
         "Run it again with LAKEQUEUE_DEBUG=1 to see where."

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 import lakequeue
@@ -42,7 +42,7 @@ EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 @option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
         help="0 takes a free one.")  # fmt: skip
 @option("--admin", is_flag=True, help="Allow redriving dead messages from the page. Needs a token.")
-@option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+@option("--token-file", type=click.File(), metavar="FILE",
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
 @option("--metrics", metavar="ADDRESS", help="The address of the engine's metrics.  "
         "[default: that of --home]")  # fmt: skip
@@ -51,7 +51,7 @@ def monitor(
     host: str,
     port: int,
     admin: bool,
-    token_file: Path | None,
+    token_file: TextIO | None,
     metrics: str | None,
     call: EngineCall,
 ) -> None:
@@ -69,7 +69,7 @@ def monitor(
     """
     with stop_on_signals() as stop:  # also while it starts
         try:
-            auth = Auth(_token(token_file), admin, host)
+            auth = Auth(token_file.readline().strip() if token_file else None, admin, host)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
         vpn_monitor = VpnMonitor(opener(call.find(), call.vpn))
@@ -119,16 +119,6 @@ def _server(
     except ImportError as error:
         raise EnvironmentFault(f"{EXTRA} ({error.name} is missing)") from error
     return PageServer(make_app(Page(monitors, auth, _life(home), figures)), host, port)
-
-
-def _token(file: Path | None) -> str | None:
-    """The first line of a file. Raises ValueError if it cannot be read."""
-    if file is None:
-        return None
-    try:
-        return file.read_text().partition("\n")[0].strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--token-file {file}: {getattr(error, 'strerror', error)}") from error
 
 
 def opener(address: str, vpn: str) -> Callable[[], Any]:

@@ -117,13 +117,12 @@ def queues(queue: str | None, watch: bool, every: float, call: EngineCall) -> No
     with call.connect("queues") as connection:
 
         def show() -> None:
+            found = [described(connection, queue)[0]] if queue else connection.admin().queues()
             if call.as_json:
-                found = look(connection, queue)
                 say_json(found[0] if queue else found)
-            elif watch:
-                live.update(look_and_show(connection, queue), refresh=True)
-            else:
-                console().print(look_and_show(connection, queue))
+                return
+            view = shown(found, connection.admin().usage(), alone=bool(queue))
+            live.update(view, refresh=True) if watch else console().print(view)
 
         if not watch:
             show()
@@ -132,17 +131,6 @@ def queues(queue: str | None, watch: bool, every: float, call: EngineCall) -> No
             show()
             while not stop.wait(every):
                 show()
-
-
-def look(connection: Any, queue: str | None) -> list[dict[str, Any]]:
-    """Describe one queue, with the reasons why it does not move, or all queues."""
-    return [described(connection, queue)[0]] if queue else connection.admin().queues()
-
-
-def look_and_show(connection: Any, queue: str | None) -> RenderableType:
-    """The queues, and the alerts of VPN and broker that are set, for people."""
-    found = look(connection, queue)
-    return shown(found, connection.admin().usage(), alone=bool(queue))
 
 
 def shown(found: list[dict[str, Any]], usage: dict[str, Any], alone: bool) -> RenderableType:

@@ -27,7 +27,7 @@ from ..monitor.formatting import one_line
 from ..protocol.errors import ConfigError, LakequeueError
 from ..streaming.java import JavaArchive, make_later
 from .command_options import ADDRESS_FILE
-from .group import EnvironmentFault, forget_standard_output
+from .group import EnvironmentFault, forget_standard_output, sentences
 from .printing import console, json_text, note, say_json, table_of
 from .signals import ending_signals, interrupt_on_signals
 
@@ -81,11 +81,8 @@ def environment_faults() -> Iterator[None]:
         yield
     except (ConfigError, EnvironmentFault):
         raise
-    except LakequeueError as error:
-        raise EnvironmentFault(str(error)) from error
-    except OSError as error:
-        place = f"{error.filename}: " if error.filename else ""
-        raise EnvironmentFault(f"{place}{error.strerror or error}") from error
+    except (LakequeueError, OSError) as error:
+        raise EnvironmentFault(sentences(error)[0]) from error
 
 
 @contextlib.contextmanager
@@ -108,13 +105,13 @@ def run_engine(
     as_json: bool,
     progress: Progress,
     fault: Callable[[], LakequeueError | None] = lambda: None,
-    page_port: int | None = None,
+    page_port: int = -1,
     archives: Sequence[JavaArchive] = (),
 ) -> None:
     """Start an engine, print its addresses, and serve until a signal or a failure.
 
     fault: returns the error of something else that must not fail (an embedded Kafka); it ends the
-    service. page_port: for the page; 0 for the port it had before or a free one, None for no page.
+    service. page_port: for the page; 0 for the port it had before or a free one, -1 for no page.
     archives: of Java programs besides Spark, so that they start faster next time.
     """
     try:
@@ -135,22 +132,19 @@ def run_engine(
 
 
 @contextlib.contextmanager
-def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[str, str]]:
+def page_shown(engine: Engine, home: Path, port: int) -> Iterator[dict[str, str]]:
     """Serve the page of an engine; yields its address, or nothing if there is no page or its
     packages are not installed."""
     from ..streaming.home.home_folder import HomeFolder
     from .monitor import page_of
 
     folder, page = HomeFolder(home), None
-    if port is not None:
+    if port >= 0:
         try:
             page = page_of(engine, port or folder.port(PAGE))
         except OSError as error:
             if port:
-                raise EnvironmentFault(
-                    f"lakequeue.monitor_port: port {port} cannot be used "
-                    f"({error.strerror or error}); choose another, or 0 for a free one"
-                ) from error
+                raise port_fault("lakequeue.monitor_port", port, error) from error
             page = page_of(engine, 0)
     if page is None:
         yield {}
@@ -161,6 +155,14 @@ def page_shown(engine: Engine, home: Path, port: int | None) -> Iterator[dict[st
         yield {PAGE: page.address}
     finally:
         page.stop()
+
+
+def port_fault(key: str, port: int, error: OSError) -> EnvironmentFault:
+    """A port of the engine's settings that another program uses."""
+    why = (error.strerror or str(error)).partition(" (while ")[0]  # the address, once more
+    return EnvironmentFault(
+        f"{key}: port {port} cannot be used ({why}); choose another, or 0 for a free one"
+    )
 
 
 @contextlib.contextmanager

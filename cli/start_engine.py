@@ -32,7 +32,7 @@ from ..streaming.kafka.kafka_watch import KafkaWatch
 from .command_options import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
-from .service import environment_faults, in_the_foreground, run_engine
+from .service import environment_faults, in_the_foreground, port_fault, run_engine
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
 CONNECT_SECONDS_MAX = 5.0
@@ -179,10 +179,7 @@ def check_ports(settings: Mapping[str, str], *names: str) -> None:
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError as error:
-            why = (error.strerror or str(error)).partition(" (while ")[0]  # the address, once more
-            raise EnvironmentFault(
-                f"{key}: port {port} cannot be used ({why}); choose another, or 0 for a free one"
-            ) from error
+            raise port_fault(key, port, error) from error
 
 
 def _silent(addresses: Iterable[str], option: str, example: str) -> str:
@@ -237,10 +234,10 @@ def up(given: EngineOptions, port: int | None) -> None:
             engine = Engine(
                 kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
             )
+            page_port = int(settings.get("lakequeue.monitor_port", 0))
             run_engine(
-                engine, home, as_json, progress, lambda: watch.failure, _page_port(settings),
-                [kafka.archive],
-            )  # fmt: skip
+                engine, home, as_json, progress, lambda: watch.failure, page_port, [kafka.archive]
+            )
         finally:
             watch.stop(KAFKA_STOP_S)
 
@@ -253,12 +250,6 @@ def _port(home: Path, port: int | None) -> int:
     if port is None:
         return 0 if had else PORT
     return free_port() if port == 0 and had and not port_is_free(had) else port
-
-
-def _page_port(settings: dict[str, str]) -> int | None:
-    """The page's port, `lakequeue.monitor_port`; None (from -1) for no page."""
-    port = int(settings.get("lakequeue.monitor_port", 0))
-    return port if port >= 0 else None
 
 
 @click.command()

@@ -27,7 +27,6 @@ ReportAt = Callable[[str, str, object, str], None]  # the same, with the locatio
 NAME_CHARACTERS_MAX = 200
 TEXT_CHARACTERS_MAX = 10_000
 COUNT_MAX = 1_000_000_000
-MULTIPLIER_MAX = 1000
 ENDPOINT_PREFIX = "#bridge/"
 MOVED_PREFIX = "#moved/"  # reserved
 DEAD_PREFIX = "#dead/"  # reserved
@@ -140,21 +139,20 @@ def enabled(value: object) -> bool:
     return value
 
 
-def percent(value: object) -> float:
-    """A number from 0 to 100."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 100:
-        raise ValueError("must be a number of percent from 0 to 100")
-    return float(value)
+def number(least: float, most: float, what: str) -> Reader:
+    """A number in a range."""
+
+    def read(value: object) -> float:
+        odd = isinstance(value, bool) or not isinstance(value, int | float)
+        if odd or not least <= value <= most:  # type: ignore[operator]
+            raise ValueError(f"must be a {what} from {least} to {most}")
+        return float(value)  # type: ignore[arg-type]
+
+    return read
 
 
-def multiplier(value: object) -> float:
-    """The factor of a back-off, from 1 (constant) up."""
-    bad = isinstance(value, bool) or not isinstance(value, int | float)
-    if bad or not 1 <= value <= MULTIPLIER_MAX:  # type: ignore[operator]
-        raise ValueError(f"must be a number from 1 to {MULTIPLIER_MAX}")
-    return float(value)  # type: ignore[arg-type]
-
-
+percent = number(0, 100, "number of percent")
+multiplier = number(1, 1000, "number")  # of a back-off; 1: constant
 duration, size = parse_duration_ms, parse_size  # in ms, in bytes; 0 is allowed
 
 

@@ -1,6 +1,6 @@
 """A shop's background work, as a Celery application; docs/how-to/celery.md runs it.
 
-Only the address says that the broker is lakequeue.
+Only the address says that the broker is lakequeue; SHOP_BROKER names another one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A Spark job that reads a queue into a Delta table, each message once.
 
-    python examples/spark_job.py lake
+    python examples/spark_job.py kafka://127.0.0.1:9092 orders lake
 
-Needs a running engine (`lakequeue up`) with a queue `orders`. Each run takes what is in the queue;
+Needs a running engine (`lakequeue up`). Each run takes what is in the queue;
 docs/how-to/spark-jobs.md explains the options and what is guaranteed.
 """
 
@@ -13,17 +13,12 @@ from lakequeue.dataframes import LakequeueDataSource
 from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.spark.spark_session import spark_session
 
-if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
-    sys.exit("usage: python examples/spark_job.py FOLDER")
-folder = Path(sys.argv[1]).absolute()
+if len(sys.argv) < 4:
+    sys.exit("usage: python examples/spark_job.py URL QUEUE FOLDER")
+url, queue, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3]).absolute()
 spark = spark_session("orders", master="local[2]", jars=ensure_jars().spark)
 spark.dataSource.register(LakequeueDataSource)
-rows = (
-    spark.readStream.format("lakequeue")
-    .option("connection", "kafka://127.0.0.1:9092")
-    .option("queue", "orders")
-    .load()
-)
+rows = spark.readStream.format("lakequeue").options(connection=url, queue=queue).load()
 query = (
     rows.writeStream.format("delta")
     .option("checkpointLocation", str(folder / "checkpoint"))

@@ -100,7 +100,7 @@ def test_a_wrong_value_is_refused_before_kafka_is_asked(words: str, why: str) ->
     assert why in result.stderr
 
 
-FILES = ("--config", "--token-file", "files")
+FILES = ("--config", "files")
 PATHS = [words for words in options_of(click.Path) if words[-1] not in FILES]
 
 

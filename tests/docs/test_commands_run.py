@@ -59,9 +59,9 @@ TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
 # To compile plans takes longer than these few rows.
 SHOW_SQL = """
 import json, sys
-for key, value in json.loads(sys.argv[3]).items():
+for key, value in json.loads(sys.argv[5]).items():
     spark.conf.set(key, value)
-for text in json.loads(sys.argv[2]):
+for text in json.loads(sys.argv[4]):
     frame = spark.sql(text.strip().rstrip(";"))
     print("ROWS", json.dumps([row.asDict() for row in frame.collect()], default=str))
 """
@@ -274,8 +274,9 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     frame = "rows = spark.sql(\"SELECT 'ann' AS customer, 5 AS price\")\n"
     stop = "spark.stop()\n"
     code = printed["python job"].replace(stop, frame + printed["python rows"] + stop)
-    asked = (opening + SHOW_SQL + code, "lake", json.dumps(questions), json.dumps(QUERY_SETTINGS))
-    done = place.python(*asked, seconds=2 * START_S)
+    job = ("kafka://127.0.0.1:9092", "orders", "lake")
+    asked = (*job, json.dumps(questions), json.dumps(QUERY_SETTINGS))
+    done = place.python(opening + SHOW_SQL + code, *asked, seconds=2 * START_S)
     assert done.returncode == 0, done.stderr
     # A daemon of PySpark's that is told to end may complain; where it lies says nothing of us.
     files = [line for line in done.stderr.splitlines() if "lakequeue/" in line]

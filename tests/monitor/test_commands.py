@@ -87,7 +87,7 @@ def test_a_port_that_another_took_is_exchanged_or_said(engine: Any, tmp_path: Pa
 
 
 def test_no_page_when_none_is_wanted(engine: Any, tmp_path: Path) -> None:
-    with page_shown(engine, tmp_path, None) as shown:
+    with page_shown(engine, tmp_path, -1) as shown:
         assert shown == {}
 
 
