@@ -78,11 +78,6 @@ class StepLog:
         if self._failure is not None:
             raise self._failure
 
-    def close(self) -> None:
-        """Drop what is on its way, see `Outbox.close`."""
-        self._producer.purge()
-        self._producer.poll(0)
-
     def begin(self) -> None:
         """Begin a transaction."""
         self.fenced()
@@ -94,10 +89,8 @@ class StepLog:
         fails."""
         if self._begun == float("-inf"):
             self.begin()
-        self._producer.produce(self._topic, value, None, 0, on_delivery=self._deliver)
-
-    def _deliver(self, error: Any, message: Any) -> None:
-        self._delivered.append((error, message))
+        keep = self._delivered.append  # not through `self`: the client refers to it, see `Outbox`
+        self._producer.produce(self._topic, value, None, 0, on_delivery=lambda *one: keep(one))
 
     def written(self, timeout_s: float) -> list[int]:
         """Offsets of the records that were written since the last call, in order. Waits at most

@@ -80,11 +80,7 @@ class EngineSettings:
     @property
     def places(self) -> tuple[str, str]:
         """Where the user wants tables and checkpoints; empty: where the home has them."""
-        return self.text("tables"), self.text("checkpoints")
-
-    def text(self, name: str) -> str:
-        """The user's value; empty if there is none."""
-        return self._own.get(_PREFIX + name, "")
+        return self.value("tables", ""), self.value("checkpoints", "")
 
     def has(self, name: str) -> bool:
         """Whether the user set it."""

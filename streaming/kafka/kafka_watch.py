@@ -73,11 +73,11 @@ ANSWER_S = 3.0
 
 
 class KafkaAnswers(WatchThread):
-    """ask raises NotConnected when Kafka does not answer."""
+    """Tells the operator whether Kafka answers."""
 
-    def __init__(self, bootstrap: str, ask: Callable[[], None] | None = None) -> None:
+    def __init__(self, bootstrap: str) -> None:
         super().__init__("lakequeue-kafka")
-        self._ask = ask or (lambda: require_broker(bootstrap, ANSWER_S))
+        self._bootstrap = bootstrap
         self._away_since: float | None = None
 
     def run(self) -> None:
@@ -87,7 +87,7 @@ class KafkaAnswers(WatchThread):
     def look(self) -> None:
         """Ask Kafka once."""
         try:
-            self._ask()
+            require_broker(self._bootstrap, ANSWER_S)
         except NotConnected as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()

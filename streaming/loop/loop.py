@@ -127,8 +127,7 @@ class Loop:
             o.kafka, self._stepper.found, self._inputs.places, self._inputs.watch
         )
         self._parts = [
-            self._stepper, self._inputs, self._discovery, self._cache.writer, self._log,
-            self._outbox,
+            self._stepper, self._inputs, self._discovery, self._cache.writer, self._outbox
         ]  # fmt: skip
         figures = Figures()
         self._replay(figures)  # read the log while others are being fenced

@@ -92,15 +92,12 @@ class LoopDriver(Driver):
         return spoken
 
 
-class SparkBatch:
-    """A micro-batch. It carries pages of the earlier core over."""
-
-    def __init__(self, home: Home, store: Pages) -> None:
-        if _format_of(store) == EARLIER_FORMAT:
-            _convert(home, store)
-        _check_format(home, store)
-        self._work = MicroBatch(home, store, BATCH_LIMITS, Mesh.load)
-        self.take, self.end = self._work.take, self._work.end
+def micro_batch(home: Home, store: Pages) -> MicroBatch:
+    """Begin a micro-batch. It carries pages of the earlier core over."""
+    if _format_of(store) == EARLIER_FORMAT:
+        _convert(home, store)
+    _check_format(home, store)
+    return MicroBatch(home, store, BATCH_LIMITS, Mesh.load)
 
 
 class _Inputs:

@@ -17,7 +17,7 @@ from ...protocol import topics, wire
 from ...sinks.record_limits import within_limits
 from ...sources.kafka_source import in_parts, to_batch
 from ...state import Home
-from .loop_driver import SparkBatch
+from .loop_driver import micro_batch
 from .state_store import MapPages
 
 ROWS_PER_FRAME = 5_000
@@ -49,7 +49,7 @@ class BrokerProcessor(StatefulProcessor):
         whole, now = to_batch(rows)
         deadline = 0
         instructions = topics.topic(name, topics.INSTRUCTIONS)
-        work = SparkBatch(self._home, self._store)
+        work = micro_batch(self._home, self._store)
         for batch in in_parts(whole, BYTES_PER_STEP, RECORDS_PER_STEP):
             decided = work.take(batch, now)
             deadline = decided.deadline

@@ -15,7 +15,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -32,9 +31,6 @@ from ..captured import CapturedTopics
 from .heartbeat import Ticker
 
 log = logging.getLogger("lakequeue.engine")
-
-FirstOffsets = Callable[[list[PartitionId]], dict[PartitionId, int]]
-_THREAD = "lakequeue-losses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,24 +128,21 @@ def losses(
 class LossWatch:
     """Looks at each batch's progress. `on_loss` is called after a loss was logged."""
 
-    def __init__(
-        self, bootstrap: str, on_loss: Callable[[Loss], None], first: FirstOffsets | None = None
-    ) -> None:
-        self._first = first or partial(first_offsets, bootstrap)
-        self._on_loss = on_loss
+    def __init__(self, bootstrap: str, on_loss: Callable[[Loss], None]) -> None:
+        self._bootstrap, self._on_loss = bootstrap, on_loss
 
     def batch(self, progress: dict[str, Any]) -> None:
         """Look at a finished batch. If rows are missing, ask Kafka, in a thread."""
         spans = missing(progress)
         if spans:
-            work = threading.Thread(
-                target=self._look, args=(progress["name"], spans), name=_THREAD, daemon=True
-            )
-            work.start()
+            about = progress["name"], spans
+            threading.Thread(
+                target=self._look, args=about, name="lakequeue-losses", daemon=True
+            ).start()
 
     def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
-            found = losses(spans, self._first(list(spans)), query)
+            found = losses(spans, first_offsets(self._bootstrap, list(spans)), query)
         except KafkaException as error:  # Kafka is away: the next batch looks again
             log.warning("cannot find out whether records are lost: %s", error)
             return

@@ -33,7 +33,6 @@ from ..watch_thread import TopicReader
 log = logging.getLogger("lakequeue.engine")
 
 Heard = Callable[[str, pa.Table], None]
-Say = Callable[[str, str, Alert], None]  # a sentence, the broker, the alert's fields
 # A detail of an event, as the journal has them: `key=value, key=value`.
 _DETAIL = re.compile(r"(?:^|, )(scope|consumer|limit|percent|time_to_react_s)=(.*?)(?=, \w+=|$)")
 _SAID = {"scope", "limit", "percent"}  # of every alert
@@ -77,11 +76,11 @@ def _alert(row: dict[str, Any]) -> Alert | None:
     return Alert(row["event"], row["vpn"], row["queue"], row["time"], details)
 
 
-def log_alert(text: str, broker: str, alert: Alert) -> None:
+def _log_alert(broker: str, alert: Alert) -> None:
     """Log an alert; a cleared one at a lower level."""
     level = logging.INFO if alert.event.endswith("_cleared") else logging.WARNING
     fields = {"event": alert.event, "broker": broker, "vpn": alert.vpn, "queue": alert.queue}
-    log.log(level, "%s", text, extra={"fields": fields | alert.details})
+    log.log(level, "%s: %s", broker, alert.text(), extra={"fields": fields | alert.details})
 
 
 class AlertWatch(TopicReader):
@@ -91,12 +90,12 @@ class AlertWatch(TopicReader):
 
     def __init__(
         self, bootstrap: str, vpns: list[str], heard: Heard = lambda broker, events: None,
-        say: Say = log_alert, idle: Callable[[], None] = lambda: None,
+        idle: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         places = [TopicPartition(topics.topic(vpn, topics.JOURNAL), 0, OFFSET_END) for vpn in vpns]
         settings = {"queued.max.messages.kbytes": 8_192}
         super().__init__(bootstrap, "lakequeue-alerts", places, **settings)
-        self._say, self._heard, self._idle = say, heard, idle
+        self._heard, self._idle = heard, idle
         self._last: dict[tuple[str, str], tuple[int, int]] = {}  # broker, topic → step, part
 
     def take(self, message: Message) -> None:
@@ -123,23 +122,18 @@ class AlertWatch(TopicReader):
             return
         self._heard(broker, events)
         for alert in alerts_in(events):
-            self._say(f"{broker}: {alert.text()}", broker, alert)
+            _log_alert(broker, alert)
 
 
 LOGGED = ("dead_lettered", "discarded", "rejected")
 LINES_MAX = 20  # in each second
-SayLine = Callable[[str, dict[str, Any]], None]
-
-
-def _to_log(text: str, fields: dict[str, Any]) -> None:
-    log.info("%s", text, extra={"fields": fields})
 
 
 class EventLines:
-    """say: gets a line and its fields."""
+    """Logs events of single messages."""
 
-    def __init__(self, say: SayLine = _to_log, clock: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._clock = say, clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._begun, self._said = 0.0, 0
         self._more: Counter[tuple[str, str, str]] = Counter()
         self._lock = threading.Lock()
@@ -171,10 +165,10 @@ class EventLines:
             text = f"{broker}: {event}: {what}" + (f" of queue {queue!r}" if queue else "")
             to = "to " if event == "dead_lettered" else ""  # that event's reason is the queue
             text += f": {to}{row['reason']}" if row["reason"] else ""
-            self._say(text, {
+            log.info("%s", text, extra={"fields": {
                 "event": event, "broker": broker, "vpn": row["vpn"], "queue": queue,
                 "message_id": number, "reason": row["reason"], "record": record,
-            })  # fmt: skip
+            }})  # fmt: skip
         self._said += min(room, batch.num_rows)
         for row in batch.slice(room).select(["event", "vpn", "queue"]).to_pylist():
             self._more[row["event"], row["vpn"], row["queue"]] += 1
@@ -183,5 +177,5 @@ class EventLines:
         for (event, vpn, queue), count in self._more.items():
             text = f"{event}: {count:,} more messages of queue {queue!r}; the journal has each"
             fields = {"event": event, "vpn": vpn, "queue": queue, "count": count}
-            self._say(text, fields)
+            log.info("%s", text, extra={"fields": fields})
         self._more.clear()

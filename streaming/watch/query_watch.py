@@ -21,7 +21,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 
 from py4j.protocol import Py4JError
 from pyspark.sql.streaming import StreamingQuery
@@ -124,7 +123,7 @@ class EngineWatch:
         why = reason(broker.query)
         if not passes(str(broker.query.exception())):
             raise LakequeueError(f"the engine's query failed: {why}; see {self._see}")
-        self._recover(broker.query, partial(self._start, broker))
+        self._recover(broker, broker.query)
 
     # ------------------------------------------------------------ while it runs
 
@@ -166,7 +165,7 @@ class EngineWatch:
         for broker in self._brokers:
             if broker.query is not None and not broker.query.isActive:
                 with self._alone(broker):
-                    self._recover(broker.query, partial(self._start, broker))
+                    self._recover(broker, broker.query)
         self._tell_who_runs()
         self._look_at_tables()
 
@@ -220,11 +219,8 @@ class EngineWatch:
                 extra={"fields": fields},
             )  # fmt: skip
 
-    def _start(self, broker: BrokerQuery) -> None:
-        self._application.start_query(broker)
-        self._captured.ask_again([broker.name])
-
-    def _recover(self, query: StreamingQuery, restart: Callable[[], None]) -> None:
+    def _recover(self, broker: BrokerQuery, query: StreamingQuery) -> None:
+        """Start a broker's query again, if what it needs is there, and after a pause."""
         name, now = query.name, time.monotonic()
         if now < self._due.get(name, 0.0):
             return
@@ -243,16 +239,13 @@ class EngineWatch:
             self._stopping.wait(1.0)
             return
         if name not in self._due:
-            hangs = ""
-            for broker in self._brokers:
-                if broker.query is query:
-                    hangs = broker.hangs
-                    self._on_state(broker, RESTARTING)
-            late = not hangs and is_late(str(query.exception()))
-            self._due[name] = now + self._pause_s(name, hangs or reason(query), late)
+            self._on_state(broker, RESTARTING)
+            late = not broker.hangs and is_late(str(query.exception()))
+            self._due[name] = now + self._pause_s(name, broker.hangs or reason(query), late)
         if now >= self._due[name] and not self._stopping.is_set():
             del self._due[name]
-            restart()
+            self._application.start_query(broker)
+            self._captured.ask_again([broker.name])
 
     def _pause_s(self, name: str, why: str, late: bool) -> float:
         """Log why a query ended; returns the pause before its restart. late: only because a Python

@@ -25,7 +25,7 @@ from lakequeue.state import DictStore
 from lakequeue.state.phases import admission
 from lakequeue.streaming.loop import loop_driver
 from lakequeue.streaming.loop.loop import _encode
-from lakequeue.streaming.loop.loop_driver import BATCH_LIMITS, LoopDriver, SparkBatch, change_over
+from lakequeue.streaming.loop.loop_driver import BATCH_LIMITS, LoopDriver, change_over, micro_batch
 from loop.memory import COMMANDS, HOME, LIMITS, SIZES, Some, World
 from loop.stepping import MESH, Broker, Inputs, State
 
@@ -300,7 +300,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
 def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     state = State()
     stopped(state)
-    batch = SparkBatch(HOME, state)
+    batch = micro_batch(HOME, state)
     batch.take(to_batch({}).batch, 5)
     batch.end()
     broker = CoreBroker.load(DictStore(state.pages), HOME, BATCH_LIMITS)
@@ -319,7 +319,7 @@ def test_a_home_of_the_earlier_core_that_has_other_brokers_is_refused() -> None:
     with pytest.raises(Refused, match="has other brokers"):
         change_over(HOME, state, saved, world.logged)
     with pytest.raises(Refused, match="has other brokers"):
-        SparkBatch(HOME, state)
+        micro_batch(HOME, state)
     assert state.pages == before
 
 
@@ -345,7 +345,7 @@ def test_micro_batches_go_on_from_the_state_alone() -> None:
     world.write(PUBLISH, b"m1", to="q", producer="p", seq=1)
     depths = []
     for place in (COMMANDS_0, PUBLISH):
-        work = SparkBatch(HOME, state)
+        work = micro_batch(HOME, state)
         decided = work.take(to_batch({place: world.topics[place]}).batch, world.now)
         work.end()
         found = CoreBroker.load(state, HOME, BATCH_LIMITS).find("default", "q")

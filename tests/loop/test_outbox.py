@@ -132,6 +132,7 @@ NOWHERE = kafka_client("127.0.0.1:1", "test")
 def _outbox() -> Outbox:
     one = Outbox(NOWHERE, lambda: False)
     one.send(1, [WireRecord("default.deliveries", 0, None, b"x", None)])
+    one.close()
     return one
 
 
@@ -147,7 +148,6 @@ def test_a_loop_that_ends_leaves_no_client_behind(make: Callable[[], Outbox | St
     """Also with records on their way, as to a Kafka that is away."""
     one = make()
     gone = weakref.ref(one)
-    one.close()
     del one
     wait_for(lambda: gc.collect() is not None and gone() is None)
 
@@ -165,8 +165,9 @@ def test_clients_of_a_worker_write_nothing_while_kafka_is_away(
     while time.monotonic() < until:
         writer.acked()
         time.sleep(0.05)
-    for one in (inputs, log, writer):
-        one.close()
+    inputs.close()
+    writer.close()
+    del log
     assert capfd.readouterr().err == ""
     lines = [message for message in caplog.messages if message.startswith("Kafka: ")]
     assert any("Connection refused" in line for line in lines)

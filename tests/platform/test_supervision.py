@@ -17,8 +17,10 @@ from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.streaming import Engine
 from lakequeue.streaming import restarts as supervision
+from lakequeue.streaming.kafka import kafka_watch
 from lakequeue.streaming.kafka.kafka_watch import KafkaAnswers
 from lakequeue.streaming.restarts import RESTARTS_MAX, Restarts, within
+from lakequeue.streaming.watch import batch_notes
 from lakequeue.streaming.watch import query_watch as engine_watch
 from lakequeue.streaming.watch.batch_notes import Loss, LossWatch, losses, missing
 from py4j.protocol import Py4JError
@@ -207,9 +209,12 @@ def test_a_store_that_does_not_answer_is_waited_for(
     assert started == [True]
 
 
-def test_kafka_that_is_away_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_kafka_that_is_away_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     away = NotConnected("no Kafka broker answers at host:1 – connection refused")
-    watch = KafkaAnswers("host:1", ask=Mock(side_effect=[away] * 5 + [None] * 5))
+    monkeypatch.setattr(kafka_watch, "require_broker", Mock(side_effect=[away] * 5 + [None] * 5))
+    watch = KafkaAnswers("host:1")
     with caplog.at_level(logging.INFO):
         for _ in range(10):
             watch.look()
@@ -251,9 +256,13 @@ def test_only_what_lies_before_kafkas_first_offset_is_lost() -> None:
     assert losses(spans, {("t", 0): 7, ("t", 1): 20}) == [Loss("t", 0, 5, 7), Loss("t", 1, 0, 8)]
 
 
-def test_a_loss_is_said_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_is_said_and_counted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     found: Queue[Loss] = Queue()
-    watch = LossWatch("nobody:1", found.put, lambda places: dict.fromkeys(places, 1005))
+    first = Mock(side_effect=lambda bootstrap, places: dict.fromkeys(places, 1005))
+    monkeypatch.setattr(batch_notes, "first_offsets", first)
+    watch = LossWatch("nobody:1", found.put)
     watch.batch({"name": "q", "sources": [source({"t": {"0": 5}}, {"t": {"0": 2000}}, 995)]})
     assert found.get(timeout=60) == Loss("t", 0, 5, 1005, "q")
     assert found.empty()

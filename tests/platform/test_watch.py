@@ -5,6 +5,7 @@ that read a topic, on the Kafka that librdkafka plays for tests."""
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Iterable
@@ -76,14 +77,9 @@ def journals() -> list[WireRecord]:
     return found
 
 
-Heard = tuple[list[str], AlertWatch]
-
-
 @pytest.fixture
-def heard() -> Heard:
-    """What a reader of alerts said, and the reader."""
-    said: list[str] = []
-    return said, AlertWatch("127.0.0.1:1", [], say=lambda text, broker, alert: said.append(text))
+def reader() -> AlertWatch:
+    return AlertWatch("127.0.0.1:1", [])
 
 
 def read(reader: AlertWatch, records: Iterable[WireRecord]) -> None:
@@ -91,27 +87,28 @@ def read(reader: AlertWatch, records: Iterable[WireRecord]) -> None:
         reader.read(record.topic, record.key, record.value, headers_list(record.headers or ""))
 
 
-def test_S9_each_alert_is_one_sentence(journals: list[WireRecord], heard: Heard) -> None:
-    said, reader = heard
+def test_S9_each_alert_is_one_sentence(
+    journals: list[WireRecord], reader: AlertWatch, caplog: pytest.LogCaptureFixture
+) -> None:
     read(reader, journals)
-    assert said == [
+    assert caplog.messages == [
         "broker-0: spool_usage_high: queue 'small' of VPN 'east' at 66.7 % of 9, "
         "full in 0.02 min at the current rate",
         "broker-0: spool_usage_high: VPN 'east' at 90.0 % of 10, "
         "full in 0.01 min at the current rate",
     ]
     read(reader, journals)
-    assert len(said) == 2, "a record that was written twice is said once"
+    assert len(caplog.messages) == 2, "a record that was written twice is said once"
 
 
 @pytest.mark.parametrize("headers", [[], [("lq-step", b"x")], [("lq-step", None)]])
 def test_what_others_wrote_to_the_journal_is_passed_over(
-    journals: list[WireRecord], headers: list[tuple[str, bytes]], heard: Heard
-) -> None:
-    said, reader = heard
+    journals: list[WireRecord], headers: list[tuple[str, bytes]], reader: AlertWatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     reader.read("east.journal", b"broker-0", journals[-1].value, headers)
     reader.read("east.journal", b"broker-0", b"no Arrow", [("lq-step", b"1.0")])
-    assert said == []
+    assert caplog.messages == []
 
 
 def alerts_of(event: str, queue: str, reason: str) -> list[str]:
@@ -145,12 +142,18 @@ def test_what_only_looks_like_an_alert_is_none(event: str, reason: str) -> None:
 
 
 class Lines:
-    """Event lines, and what they said."""
+    """Event lines, and what they logged."""
 
-    def __init__(self) -> None:
-        self.said: list[tuple[str, dict[str, Any]]] = []
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO)
+        self._caplog = caplog
         self.now = 1.0
-        self.lines = EventLines(lambda *said: self.said.append(said), lambda: self.now)
+        self.lines = EventLines(lambda: self.now)
+
+    @property
+    def said(self) -> list[tuple[str, dict[str, Any]]]:
+        """Lines with their fields."""
+        return [(one.getMessage(), one.fields) for one in self._caplog.records]
 
     def hear(self, *segments: JournalSegment) -> None:
         journal = journal_encoding.encode(Journal("east", 1, 1_000, [*segments]))
@@ -161,8 +164,8 @@ def segment(event: str, *ids: int, **options: Any) -> JournalSegment:
     return JournalSegment(event, "default", "orders", [*ids], **options)
 
 
-def test_what_somebody_will_look_for_has_its_id() -> None:
-    log = Lines()
+def test_what_somebody_will_look_for_has_its_id(caplog: pytest.LogCaptureFixture) -> None:
+    log = Lines(caplog)
     log.hear(
         segment("delivered", 1, 2), segment("dead_lettered", 7, reason="orders-dmq"),
         segment("acknowledged", 2), segment("discarded", 9, reason="queue_quota"),
@@ -176,8 +179,8 @@ def test_what_somebody_will_look_for_has_its_id() -> None:
     assert fields["record"] == ""  # it says nothing of where it came from
 
 
-def test_a_flood_has_few_lines_and_is_counted() -> None:
-    log = Lines()
+def test_a_flood_has_few_lines_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
+    log = Lines(caplog)
     log.hear(segment("dead_lettered", *range(1, 501)))
     log.hear(segment("dead_lettered", *range(501, 601)))
     assert len(log.said) == LINES_MAX
@@ -191,8 +194,10 @@ def test_a_flood_has_few_lines_and_is_counted() -> None:
     assert "message 601" in log.said[-1][0]
 
 
-def test_what_a_flood_left_out_is_told_though_nothing_follows() -> None:
-    log = Lines()
+def test_what_a_flood_left_out_is_told_though_nothing_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Lines(caplog)
     log.hear(segment("dead_lettered", *range(1, LINES_MAX + 4)))
     log.lines.idle()
     assert len(log.said) == LINES_MAX
@@ -203,8 +208,10 @@ def test_what_a_flood_left_out_is_told_though_nothing_follows() -> None:
 
 
 @pytest.mark.parametrize("ids", [[], [0]])
-def test_what_has_no_id_is_named_by_its_record(ids: list[int]) -> None:
-    log = Lines()
+def test_what_has_no_id_is_named_by_its_record(
+    ids: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = Lines(caplog)
     place: dict[str, Any] = {"topic": "plain", "partitions": [2], "offsets": [7]}
     log.hear(segment("rejected", *ids, reason="malformed", **place))
     said = "east: rejected: the record plain 2/7 of queue 'orders': malformed"
