@@ -13,7 +13,6 @@ stay when a batch is repeated. Jars for other stores must come with the cluster.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import hashlib
 import importlib.util
@@ -24,13 +23,13 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..protocol.errors import LakequeueError
 from ..protocol.folders import S3A, Folder, RemoteFolder, s3_settings
+from .file_lock import locked
 
 log = logging.getLogger("lakequeue.engine")
 
@@ -169,14 +168,6 @@ def _expected(folder: Path, wanted: Path | None = None) -> Jars:
         else:
             jars.broker.append(folder / "broker" / name)
     return jars
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Wait for the lock file; the kernel frees it when the process dies, however it dies."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def pyspark_folder() -> Path:

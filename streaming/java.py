@@ -30,7 +30,8 @@ from typing import Any
 
 import psutil
 
-from .jars import cache_directory, locked
+from .file_lock import locked
+from .jars import cache_directory
 
 AFTER_S = 60.0  # by then the tables have had their first batches, whose classes count too
 MAKE_S_MAX = 900.0

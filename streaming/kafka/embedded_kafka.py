@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import random
@@ -25,10 +24,10 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
 
 from ...client.kafka.base import METADATA, ask
 from ...protocol.errors import LakequeueError
+from ..file_lock import OwnedLock
 from ..jars import CONF, ensure_jars, java_executable
 from ..java import JavaArchive, start_tied
 
@@ -69,7 +68,7 @@ class EmbeddedKafka:
         self.heap = heap
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock: IO[str] | None = None
+        self._lock = OwnedLock(self.home / "home.lock", str(os.getpid()), self._in_use)
         self._log_start_bytes = 0
         self.archive = JavaArchive("kafka", self.home / "kafka.classes")
 
@@ -108,19 +107,7 @@ class EmbeddedKafka:
         java = java_executable()
         classpath = ":".join(map(str, ensure_jars(self._progress).broker))
         try:
-            self.home.mkdir(parents=True, exist_ok=True)
-            self._take_home()
             self._configure()
-        except OSError as error:
-            self._release_home()
-            raise LakequeueError(
-                f"The home {self.home} cannot be written ({error.strerror or error}): choose "
-                "another directory or make room there."
-            ) from error
-        except LakequeueError:
-            self._release_home()
-            raise
-        try:
             self._format(java, classpath)
             self._launch(java, classpath)
             self._wait_until_ready()
@@ -163,41 +150,27 @@ class EmbeddedKafka:
                 process.kill()
                 process.wait()
             self._process = None
-        self._release_home()
-
-    def _take_home(self) -> None:
-        # flock, not lockf: it belongs to the open file, so a second object in this process is
-        # kept out too, and the broker, which inherits the file, keeps it while it lives.
-        path = self.home / "home.lock"
-        file = path.open("a+")
-        deadline = time.monotonic() + LOCK_SECONDS_MAX  # a killed broker needs a moment to go
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(0.1)
-                    continue
-                file.seek(0)
-                owner = file.read().strip() or "unknown"
-                file.close()
-                raise LakequeueError(
-                    f"Kafka's folder {self.home} is in use by another engine (process {owner}): "
-                    "stop that one or choose another home."
-                ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        self._lock = file
-
-    def _release_home(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        self._lock.release()
 
     def _configure(self) -> None:
-        """Choose the ports and write server.properties."""
+        """Take the home, choose the ports and write server.properties."""
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._lock.take(LOCK_SECONDS_MAX)  # a killed broker needs a moment to go
+            self._write_properties()
+        except OSError as error:
+            raise LakequeueError(
+                f"The home {self.home} cannot be written ({error.strerror or error}): choose "
+                "another directory or make room there."
+            ) from error
+
+    def _in_use(self, owner: str) -> LakequeueError:
+        return LakequeueError(
+            f"Kafka's folder {self.home} is in use by another engine (process {owner}): stop that "
+            "one or choose another home."
+        )
+
+    def _write_properties(self) -> None:
         known = known_ports(self.home)
         port = self.port or known.get("port") or free_port(self.host)
         if not port_is_free(port, self.host):
@@ -256,7 +229,7 @@ class EmbeddedKafka:
         command += [f"-Xmx{self.heap}", "-Xms64m"]
         command += ["-XX:+ExitOnOutOfMemoryError", *self._logging(), "-cp", classpath]
         command += ["kafka.Kafka", str(self.home / "server.properties")]
-        assert self._lock is not None
+        assert self._lock.file is not None
         self._log_start_bytes = self.log.stat().st_size if self.log.exists() else 0
         # Java's own messages (no memory, a bad option) come before any log; they have a file of
         # their own, which the next start empties.
@@ -267,7 +240,7 @@ class EmbeddedKafka:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                pass_fds=(self._lock.fileno(),),
+                pass_fds=(self._lock.file.fileno(),),
                 # Ctrl-C in the terminal is for the engine, not for Kafka. Kafka gets no session of
                 # its own: Linux may divide CPU time by session, and Kafka stood still for seconds
                 # (decision 0028).

@@ -12,16 +12,15 @@ so every moment from then on can be rebuilt.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from pathlib import Path
-from typing import IO
 
 from ...protocol.errors import LakequeueError
 from ...protocol.folders import remove
 from ...protocol.home_places import TABLES, TABLES_LOCK, checkpoints_place, places_of, tables_place
 from ...sinks.table_damage import look_at_tables, mend
+from ..file_lock import OwnedLock
 from ..home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
 
 
@@ -36,37 +35,13 @@ class TablesTaken(LakequeueError):
         self.owner = owner
 
 
-class TablesLock:
-    """An engine's lock. tables: the folder of the tables."""
+class TablesLock(OwnedLock):
+    """An engine's lock. tables: the folder of the tables. `take` raises TablesTaken if another
+    engine has it."""
 
     def __init__(self, tables: Path) -> None:
-        self._tables = tables
-        self._file: IO[str] | None = None
-
-    def take(self) -> None:
-        """Take the lock. Raises TablesTaken if another engine has it, OSError if the lock file
-        cannot be written."""
-        if self._file is not None:
-            return
-        file = (self._tables / TABLES_LOCK).open("a+")
-        try:
-            # flock, not lockf: a second engine in this process is kept out too.
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = file.read().strip() or "an unknown process"
-            file.close()
-            raise TablesTaken(self._tables, owner) from None
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
-        self._file = file
-
-    def release(self) -> None:
-        """Release the lock."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        owner = f"process {os.getpid()} on {socket.gethostname()}"
+        super().__init__(tables / TABLES_LOCK, owner, lambda other: TablesTaken(tables, other))
 
 
 def repair(home: Path) -> list[str]:

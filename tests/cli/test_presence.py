@@ -40,9 +40,9 @@ def test_a_home_whose_lock_is_held(nowhere: str, tmp_path: Path) -> None:
     (tmp_path / "address").write_text(f"{nowhere}\n")
     kafka = EmbeddedKafka(tmp_path / "kafka")
     kafka.home.mkdir()
-    kafka._take_home()
+    kafka._lock.take()
     result = run("queues", "--home", str(tmp_path))
-    kafka._release_home()
+    kafka._lock.release()
     assert f"The home {tmp_path} is in use" in result.stderr
 
 

@@ -108,8 +108,8 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     wait_for(lambda: not java.is_running() or java.status() == psutil.STATUS_ZOMBIE, 60)
     next_one = EmbeddedKafka(tmp_path / "home")
-    next_one._take_home()  # it is free again
-    next_one._release_home()
+    next_one._lock.take()  # it is free again
+    next_one._lock.release()
 
 
 @job
@@ -160,7 +160,7 @@ def test_a_process_that_cannot_be_started_is_said(
     broker = EmbeddedKafka(tmp_path / "home")
     with pytest.raises(LakequeueError, match=r"cannot be started: .*Cannot allocate memory"):
         broker.start()
-    assert broker._lock is None, "its home is free"
+    assert broker._lock.file is None, "its home is free"
 
 
 def test_stop_without_start(tmp_path: Path) -> None:
