@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
@@ -18,15 +19,29 @@ POLL_S = 0.5
 
 
 class WatchThread(threading.Thread):
-    """A thread that ends soon after `stop`, which does not wait for it."""
+    """A thread that ends soon after `stop`, which does not wait for it, and by nothing else."""
 
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True, name=name)
         self._stopping = threading.Event()
+        self._reports = OnceAMinute()
 
     def stop(self) -> None:
         """End the thread, soon."""
         self._stopping.set()
+
+    def repeat(self, every_s: float, work: Callable[[], None]) -> None:
+        """Work every so many seconds, until the end."""
+        while not self._stopping.wait(every_s):
+            self.attempt(work)
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        """Work, and log what it raises, once a minute: the thread must go on."""
+        try:
+            work()
+        except Exception as error:  # whatever nobody thought of
+            if self._reports.first(type(error).__name__):
+                log.exception("%s", self.name)
 
 
 class TopicReader(WatchThread):
@@ -40,7 +55,6 @@ class TopicReader(WatchThread):
         self._kafka = kafka_client(bootstrap, name)
         self._places = places
         self._settings = settings
-        self._reports = OnceAMinute()
 
     @cached_property
     def _consumer(self) -> Consumer:
@@ -58,14 +72,10 @@ class TopicReader(WatchThread):
         self._consumer.assign(self._places)
         while not self._stopping.is_set():
             message = self._consumer.poll(POLL_S)
-            try:
-                if message is not None and message.error() is None:
-                    self.take(message)
-                else:
-                    self.idle()
-            except Exception as error:  # anybody may write there: no record may end the thread
-                if self._reports.first(type(error).__name__):
-                    log.exception("%s", self.name)
+            if message is not None and message.error() is None:
+                self.attempt(partial(self.take, message))  # anybody may write there
+            else:
+                self.attempt(self.idle)
         self._consumer.close()
 
     def take(self, message: Message) -> None:

@@ -81,8 +81,7 @@ class KafkaAnswers(WatchThread):
         self._away_since: float | None = None
 
     def run(self) -> None:
-        while not self._stopping.wait(EVERY_S):
-            self.look()
+        self.repeat(EVERY_S, self.look)
 
     def look(self) -> None:
         """Ask Kafka once."""

@@ -97,14 +97,15 @@ class StepWatch(WatchThread):
         self._looked = 0.0
 
     def run(self) -> None:
-        look = TopicsNow(kafka_client(self._address, "lakequeue-step-watch"))
-        while not self._stopping.wait(LOOK_S):
-            try:
-                self.look(time.monotonic(), lambda places: look.ends(places, OffsetSpec.latest()))
-            except (KafkaException, LakequeueError, Py4JError, OSError) as error:
-                # Kafka is away, or Java ends and cannot list its queries; other watches report
-                # that.
-                log.debug("steps cannot be watched: %s", error)
+        self._now = TopicsNow(kafka_client(self._address, "lakequeue-step-watch"))
+        self.repeat(LOOK_S, self._look)
+
+    def _look(self) -> None:
+        try:
+            self.look(time.monotonic(), partial(self._now.ends, spec=OffsetSpec.latest()))
+        except (KafkaException, LakequeueError, Py4JError, OSError) as error:
+            # Kafka is away, or Java ends and cannot list its queries; other watches report that.
+            log.debug("steps cannot be watched: %s", error)
 
     def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
         """Look once at all running brokers."""

@@ -10,8 +10,10 @@ import sys
 import time
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
+from client.threaded import wait_for
 from lakequeue.protocol import NotConnected, commands
 from lakequeue.sources.live import LiveInputs
 from lakequeue.sources.live_reader import InputLimits
@@ -197,6 +199,22 @@ def test_one_that_is_being_started_is_left_alone(hanging: World) -> None:
     hanging.broker.state = RESTARTING
     hanging.go_on(10 * STUCK_S)
     assert hanging.stuck == hanging.heard == []
+
+
+def test_it_goes_on_watching_whatever_java_answers_while_it_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise no broker that hangs would be noticed any more."""
+    monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(step_watch, "TopicsNow", lambda kafka: SimpleNamespace(ends=None))
+    gone = AttributeError("'NoneType' object has no attribute 'isActive'")
+    looks = Mock(side_effect=[gone, gone, *[None] * 1_000])
+    monkeypatch.setattr(world.watch, "look", looks)
+    world.watch.start()
+    wait_for(lambda: looks.call_count >= 4)
+    world.watch.stop()
+    world.watch.join(20)
+    assert caplog.messages == ["lakequeue-step-watch"], "once a minute"
 
 
 def test_a_reader_that_hangs_ends_the_loop(
