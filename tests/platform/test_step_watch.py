@@ -206,7 +206,7 @@ def test_it_goes_on_watching_whatever_java_answers_while_it_ends(
 ) -> None:
     """Otherwise no broker that hangs would be noticed any more."""
     monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
-    monkeypatch.setattr(step_watch, "TopicsNow", lambda kafka: SimpleNamespace(ends=None))
+    monkeypatch.setattr(step_watch, "TopicsNow", lambda kafka: Mock())
     gone = AttributeError("'NoneType' object has no attribute 'isActive'")
     looks = Mock(side_effect=[gone, gone, *[None] * 1_000])
     monkeypatch.setattr(world.watch, "look", looks)
