@@ -68,6 +68,8 @@ def connect(
     except ValueError as error:
         raise ConfigError(f"url: {shown(url)} – {error}; {ADDRESSES}") from error
     signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
+    if parts.path.strip("/") or parts.fragment or (parts.query and parts.scheme == "kafka"):
+        raise ConfigError(f"url: {shown(url)} – {ADDRESSES}; a VPN or a broker: vpn=, broker=")
     if parts.scheme == "memory":
         open_memory = pkgutil.resolve_name(MEMORY)
         return open_memory(parts.netloc, parts.query, vpn, client_name, config, broker, signed_by)

@@ -181,6 +181,9 @@ def _untag(mapping: object, report: read.Report) -> Mapping[Any, Any] | None:
             if named is not None and TYPE_TAGS.get(str(named)) != TYPE_TAGS[tag]:
                 report("type", named, f"contradicts the tag {tag}; leave one of them out")
             return {**inner, "type": tag}
+        if isinstance(inner, Mapping) and tag not in KEYS:
+            report(read.shown_key(tag), inner, f"is no type of queue: {', '.join(TYPE_TAGS)}")
+            return None
     if not isinstance(mapping, Mapping):
         report("queue", mapping, "must be a mapping of keys, such as name and message_type")
         return None

@@ -48,8 +48,10 @@ def test_the_last_connection_ends_it_unless_it_is_kept(how: str) -> None:
         ("", "^url: '' – allowed are 'kafka://HOST:PORT' and 'memory://NAME'$"),
         ("kafka://[::1", r"^url: 'kafka://\[::1' – Invalid IPv6 URL; allowed are 'kafka://HOST"),
         ("amqp://x", "url: 'amqp://x' – allowed are 'kafka://HOST:PORT' and 'memory://NAME'"),
+        *((url, "url: .* – allowed are .*; a VPN or a broker: vpn=, broker=$")
+          for url in ("kafka://x:1/east", "kafka://x:1?broker=b", "memory://x/east", "memory://#x")),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_address_is_named(url: str | None, found: str) -> None:
     with pytest.raises(ConfigError, match=found):
         lakequeue.connect(url)  # type: ignore[arg-type]
