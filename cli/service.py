@@ -114,21 +114,17 @@ def run_engine(
     service. page_port: for the page; 0 for the port it had before or a free one, -1 for no page.
     archives: of Java programs besides Spark, so that they start faster next time.
     """
-    try:
-        with logging_to(home / "spark.log", engine.log_format):
-            with environment_faults():
-                engine.start()
-                address = write_address(home, engine.bootstrap)
-            try:
-                progress.close()
-                with page_shown(engine, home, page_port) as page:
-                    show_addresses(page | engine.addresses, home, as_json)
-                    make_later([engine.application.archive, *archives])
-                    serve(engine, as_json, fault)
-            finally:
-                address.unlink(missing_ok=True)
-    finally:
-        engine.stop()
+    with logging_to(home / "spark.log", engine.log_format), contextlib.ExitStack() as at_the_end:
+        at_the_end.callback(engine.stop)
+        with environment_faults():
+            engine.start()
+            address = write_address(home, engine.bootstrap)
+        at_the_end.callback(address.unlink, missing_ok=True)
+        progress.close()
+        with page_shown(engine, home, page_port) as page:
+            show_addresses(page | engine.addresses, home, as_json)
+            make_later([engine.application.archive, *archives])
+            serve(engine, as_json, fault)
 
 
 @contextlib.contextmanager

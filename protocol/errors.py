@@ -46,10 +46,10 @@ class ConfigError(LakequeueError, ValueError):
         )
 
 
-def no_such_queue(queue: str, vpn: str) -> ConfigError:
-    """The error of a command for a queue that is not there."""
+def no_such_queue(queue: str, vpn: str, key: str = "queue") -> ConfigError:
+    """The error of a command for a queue that is not there. key: the field that names it."""
     return ConfigError(
-        f"queue: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists the "
+        f"{key}: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists the "
         "queues, `lakequeue define` creates one"
     )
 

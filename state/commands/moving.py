@@ -19,7 +19,7 @@ reasons below), it stays dead for that queue.
 from __future__ import annotations
 
 from ...protocol.commands import Change, Edit, Move, Redrive
-from ...protocol.errors import ConfigError
+from ...protocol.errors import ConfigError, no_such_queue
 from ...protocol.ids import parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -89,9 +89,10 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     """Carry out `Move`; answers how many messages moved, and why the others stayed."""
     vpn, name = broker.vpn_of(queue), queue.definition.name
     target = find_any(broker, vpn, command.to)
-    if target is None or target is queue:
-        wrong = "is this queue" if target is queue else f"there is no such queue in VPN {vpn!r}"
-        raise ConfigError(f"to: {command.to!r} – {wrong}")
+    if target is None:
+        raise no_such_queue(command.to, vpn, "to")
+    if target is queue:
+        raise ConfigError(f"to: {command.to!r} – is this queue")
     if target.header.stands_for and target.definition.name == command.to:
         raise ConfigError(f"to: {command.to!r} – only the engine puts messages into this queue")
     ranges = parse_ranges(command.ids) if command.ids is not None else None

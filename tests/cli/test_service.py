@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 import pytest
 from client.threaded import wait_for as until
-from lakequeue.cli.service import Progress, serve
+from lakequeue.cli.group import EnvironmentFault
+from lakequeue.cli.service import Progress, run_engine, serve
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaWatch
@@ -115,3 +117,24 @@ def test_what_is_said_while_starting_has_the_logs_format(
     line, text = capsys.readouterr().err.splitlines()
     assert json.loads(line).items() >= {"level": "INFO", "message": "Starting Kafka …"}.items()
     assert text == "Starting Kafka …"
+
+
+def test_what_libraries_log_while_the_engine_stops_goes_into_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """So do the stack traces of a Java that ends while a thread still asks it something."""
+
+    class Fails:
+        log_format = "text"
+
+        def start(self) -> None:
+            raise LakequeueError("it cannot start")
+
+        def stop(self) -> None:
+            logging.getLogger("py4j").error("Answer from Java side is empty")
+
+    engine: Any = Fails()
+    with pytest.raises(EnvironmentFault, match="it cannot start"):
+        run_engine(engine, tmp_path, False, Progress())
+    assert "Answer from Java side is empty" in (tmp_path / "spark.log").read_text()
+    assert capsys.readouterr().err == ""
