@@ -134,7 +134,6 @@ def read_columns(table: Folder, columns: list[str]) -> pa.Table:
 
 
 def _dataset(table: Folder) -> Any:
-    """The newest version of a Delta table."""
     from pyarrow.dataset import ParquetReadOptions
 
     try:

@@ -216,7 +216,6 @@ class ToReplay:
 
 
 def _publish_options(lq: str | None) -> tuple[int, bool]:
-    """Priority and DMQ eligibility, as published."""
     try:
         header = msgspec.json.decode(lq or "{}")
         return int(header.get("priority", PRIORITY_DEFAULT)), bool(header.get("dmq", True))
@@ -228,7 +227,6 @@ def _publish(
     connection: Any, queue: str, rows: Iterator[_Row], rate: float | None,
     progress: Callable[[int], None] | None,
 ) -> tuple[int, dict[str, int], list[dict[str, Any]]]:  # fmt: skip
-    """Publish them again, at most so many per second."""
     count, refused, examples = 0, dict[str, int](), list[dict[str, Any]]()
     begun = time.monotonic()
     with connection.producer() as producer:

@@ -213,7 +213,6 @@ class BlockReferences:
         self, broker: str, blocks: DataFrame, starts: dict[int, tuple[int, bytes]],
         steps: tuple[int, int],
     ) -> Named:  # fmt: skip
-        """The blocks that can be named."""
         heads = [
             (f"b/{block}", head_bytes(start))
             for block, (n, start) in starts.items() if n >= WORTH_BYTES

@@ -61,7 +61,6 @@ class Metrics(Collector):
             self.level("state_memory_bytes", operator["memoryUsedBytes"], broker)
 
     def _loop(self, broker: str, seen: dict[str, Any]) -> None:
-        """Take the figures of a real-time batch."""
         for metric in table.of(table.BATCH):
             if metric is _STEP_PHASE:
                 continue

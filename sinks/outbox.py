@@ -210,7 +210,6 @@ class Outbox:
             self._unseen.setdefault(place, []).extend(found.ids)
 
     def _return_unseen(self) -> None:
-        """Tell the broker which messages never came to their clients."""
         self._returned = time.monotonic()
         unseen, self._unseen = self._unseen, {}
         for (topic, queue, subscription), ids in unseen.items():
@@ -228,7 +227,6 @@ class Outbox:
         return known
 
     def _report_refused(self, one: _Step, record: WireRecord, error: KafkaError) -> None:
-        """Report a record that Kafka refuses for good."""
         self.refused += 1
         if self._logged.first(record.topic):
             self.notes.append(f"refused:{record.topic}:{error.str()}")

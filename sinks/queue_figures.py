@@ -69,7 +69,6 @@ def _place(bridge: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _of_bridge(bridge: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a bridge that this end has."""
     figures = {**bridge, "state": float(bridge["state"] == "waiting")}
     if "unanswered_s" in bridge:
         figures["unanswered_s"] = bridge["unanswered_s"] or 0.0
@@ -262,7 +261,6 @@ def _limits(look: Look) -> Iterator[Family]:
 
 
 def _alerts(look: Look) -> Iterator[tuple[str, str, str, str]]:
-    """The labels of alerts of brokers and VPNs."""
     for usage in look.usage:
         broker, vpn = usage["broker"], usage["vpn"]
         yield from ((broker["name"], "", "", name) for name in broker["alerts"])

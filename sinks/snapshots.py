@@ -287,6 +287,5 @@ def _without_blocks(pages: DataFrame, known: dict[str, int]) -> DataFrame:
 
 
 def _committed(checkpoint: Folder) -> int | None:
-    """The last batch that Spark has committed."""
     numbers: list[Any] = [int(p.name) for p in checkpoint.glob("commits/*") if p.name.isdigit()]
     return max(numbers, default=None)

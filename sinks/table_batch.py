@@ -104,7 +104,6 @@ class TableBatch:
                 yield JOURNAL, rows
 
     def _new(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records that are not in the table yet."""
         if not self.stored or not batch.num_rows:
             return batch
         columns = (batch[name] for name in ("topic", "partition", "offset"))

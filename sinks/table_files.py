@@ -88,8 +88,6 @@ class TableFiles:
 
 
 class _OneFile:
-    """A file of one table and day."""
-
     def __init__(self, place: Folder, table: str, day: date) -> None:
         self._name = f"{DATE}={day}/part-00000-{uuid.uuid4()}.c000.snappy.parquet"
         self._local = place / self._name if isinstance(place, Path) else None

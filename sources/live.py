@@ -150,7 +150,6 @@ class LiveInputs:
             self._captured.start()
 
     def _reader(self, topic: str) -> Reader:
-        """The reader of a topic."""
         if topics.split(topic) is None:
             return self._captured
         return self._commands if goes_first(topic) else self._messages
@@ -214,7 +213,6 @@ class LiveInputs:
                 )
 
     def _has_something(self, slow_part: float | None) -> bool:
-        """Whether there are records that a step may take."""
         commands = self._commands.ahead
         if commands and (slow_part != 0 or commands.has_others()):
             return True
@@ -222,7 +220,6 @@ class LiveInputs:
         return any(reader.ahead and self._may_take(reader) for reader in others)
 
     def _may_take(self, reader: Reader) -> bool:
-        """Whether a reader's records may be taken now."""
         if reader is self._commands:
             return True
         rests = self._quiet or (reader is self._captured and self.pace.rest_s() > 0)
@@ -352,7 +349,6 @@ class LiveInputs:
             reader.watch(ends)
 
     def _watch_ids(self) -> None:
-        """Ask for the topics' ids, in a thread."""
         rest_s, missing = IDS_S, set[str]()
         while not self._closing.wait(rest_s):
             begun = time.monotonic()

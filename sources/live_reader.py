@@ -246,7 +246,6 @@ class Reader(threading.Thread):
             self._arrived.set()
 
     def _assign(self) -> None:
-        """Tell Kafka's client which partitions to read, and which not yet."""
         if self._more:
             places = [self._more.popleft() for _ in range(len(self._more))]
             self._next |= {(p.topic, p.partition): p.offset for p in places}

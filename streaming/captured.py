@@ -125,7 +125,6 @@ class CapturedTopics:
                 self._discovery.look()
 
     def _found(self, sizes: dict[str, int]) -> None:
-        """Take the list of all topics."""
         own = self._own_topics(self._own)
         if deleted := {name: count for name, count in own.items() if name not in sizes}:
             self._make_again(deleted)

@@ -88,7 +88,6 @@ class EngineSettings:
 
 
 def _problem(key: str, value: str) -> Problem | None:
-    """The problem with a setting; None if there is none."""
     name = key.removeprefix(_PREFIX)
     if not key.startswith(_PREFIX):
         if key.startswith(_SPARK):

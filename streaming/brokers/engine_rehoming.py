@@ -299,8 +299,6 @@ def _log_change(event: str, broker: BrokerQuery, what: str, *values: Any) -> Non
 
 
 class _BrokerState(msgspec.Struct):
-    """A broker's state, as Spark has it."""
-
     own: Snapshot
     resting: Resting
 

@@ -259,7 +259,6 @@ class Stepper(threading.Thread):
                 self._changed.notify_all()
 
     def _sums_now(self) -> dict[str, float]:
-        """What was counted since the start, by the figures' names."""
         inputs, driver = self._inputs, self._driver
         stood_s = self._paused_s + self._cache.writer.waited_s
         return {

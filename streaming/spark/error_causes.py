@@ -48,7 +48,6 @@ def keep_record(record: logging.LogRecord) -> bool:
 
 
 def _all_of(error: object) -> str:
-    """An error's text, and the texts of its causes."""
     texts = []
     for _ in range(DEPTH_MAX):
         if error is None:

@@ -267,7 +267,6 @@ class EngineWatch:
         return f"{unwritable}; it continues when it can write there" if unwritable else ""
 
     def _restart_java(self) -> None:
-        """Restart Spark's Java process. The checkpoint has everything that it had committed."""
         restarts = self._restarts.setdefault(JAVA, Restarts(self._stopping))
         while ended := self._application.java_ended():
             restarts.again(JAVA, ended, self._see)
