@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import RenderableType
 from rich.text import Text
 
+from ..client.message import BrowsedMessage
 from ..client.values import time_ms
 from ..lake import past
 from ..lake.queries_at import admin_of
@@ -33,9 +34,6 @@ from .command_options import (
 from .printing import cell, console, key_fields, payload_fields, say_json, table_of
 from .queues import event_line, shown
 from .sql import MS, asked, tables_option
-
-if TYPE_CHECKING:
-    from ..client.message import BrowsedMessage
 
 PREVIEW_MAX = 100
 
