@@ -241,23 +241,34 @@ class Producer:
         if self._session.spans is not None:
             own = headers_of(self._session.spans.published(to, headers))
         sent = Pending(self._session.changed, to, (data, record_key, own, template))
+        while not self._sent(window, number, sent, persistent, ack_immediately):
+            self._wait_for_room(window, to)  # other threads were faster: an answer wakes them all
+        return sent
+
+    def _sent(
+        self, window: Window, number: int, sent: Pending, persistent: bool, ack_immediately: bool
+    ) -> bool:
+        """Number and send a message, if the window has room for it (P5). number: the broker's."""
+        data, key, own, _ = sent.record
         with self._lock:
+            if persistent and self._in_window(window, sent.to) >= self._window_size:
+                return False
             if len(self._windows) > 1:
-                self._moved_messages.goes_to(to, number)
-            if persistent and self._moved_messages.waiting(to) is not None:
+                self._moved_messages.goes_to(sent.to, number)
+            if persistent and self._moved_messages.waiting(sent.to) is not None:
                 self._moved_messages.behind(sent)
-                return sent
+                return True
             window.number(sent, persistent)
             if not persistent:
                 settle(sent, 0)
-            if record_key is None and own is None and len(data) < RUN_BYTES:
+            if key is None and own is None and len(data) < RUN_BYTES:
                 window.sends.add(sent.seq, data, sent.record[-1])
                 if ack_immediately:
                     window.sends.send()
             else:
                 window.sends.send()
                 self._send_alone(window, sent)
-        return sent
+        return True
 
     def _options(
         self,

@@ -2,12 +2,15 @@
 
 import inspect
 import random
+import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from client.threaded import Threaded, connect, told_in_a_thread, wait_for
 from lakequeue.client.producer.producer import Producer
+from lakequeue.client.producer.window import Window
 from lakequeue.protocol import ConfigError, NotConnected, Timeout, WindowFull
 from rules.harness import Bench, drain
 
@@ -68,6 +71,29 @@ def test_P5_send_waits_while_the_window_is_full_or_raises_by_choice(on_full: str
         assert not sending.is_alive()
     producer.flush(10)
     assert producer.send("orders", b"{}").sequence == (5 if on_full == "wait" else 4)
+
+
+def test_P5_the_window_holds_for_all_threads_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer made room for every thread that waited."""
+    bench = Threaded()
+    producer, number, in_flight = bench.connection.producer(window=2), Window.number, []
+
+    def counted(window: Window, *sent: Any) -> None:
+        number(window, *sent)
+        in_flight.append(len(window))
+
+    def send() -> None:
+        for _ in range(100):
+            producer.send_async("orders", b"{}")
+
+    monkeypatch.setattr(Window, "number", counted)
+    threads = [threading.Thread(target=send) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    producer.flush(10)
+    assert (len(in_flight), max(in_flight)) == (1_600, 2)
 
 
 def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
