@@ -9,6 +9,10 @@ has lost it or it cannot be read: the receiver drops what comes behind it and as
 asks what has arrived, so that the loss of its last record, or of a question, shows too. So nothing
 above the channel knows of lost records.
 
+A message may be about a queue that the receiver does not know yet: the keeper's change of the
+directory, which the sender knows, comes over another channel. Such a message counts as missing
+until the change has come (`ask_for_early`). So nothing above knows of early messages either.
+
 A record is kept without its queue's messages: these are in transit until the other broker has
 answered, so the queue still has them (`Mesh._repeat`).
 
@@ -34,7 +38,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..protocol import mesh_messages
-from ..protocol.mesh_messages import Entries, MeshMessage, Sync
+from ..protocol.mesh_messages import Come, Entries, HandOver, MeshMessage, Room, Sync
 from ..protocol.outputs import MeshRecord
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -118,10 +122,20 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     except ValueError:
         _ask(broker, peer, vpn, envelope.number)
         raise
+    if _edition_of(message) > facts.edition:
+        peer.missed = envelope.number  # asked for when the edition has come
+        return None
     peer.heard = envelope.number
     is_due = envelope.kind == Entries.kind or peer.heard - peer.told >= CONFIRM_RECORDS
     peer.confirm_at = min(peer.confirm_at, broker.now + (0 if is_due else CONFIRM_MS))
     return HeardMessage(envelope.sender, message)
+
+
+def _edition_of(message: MeshMessage) -> int:
+    """The directory's edition that a message is about; 0 for any."""
+    if isinstance(message, HandOver | Room):
+        return message.born
+    return message.move if isinstance(message, Come) else 0
 
 
 def _forget_confirmed(broker: Broker, peer: Peer, number: int) -> None:
@@ -150,6 +164,13 @@ def _ask(broker: Broker, peer: Peer, vpn: str, last: int, once_more: bool = Fals
     if is_new or once_more:
         peer.missed = peer.heard + 1
         _emit_sync(broker, peer, again=True)
+
+
+def ask_for_early(broker: Broker, facts: MeshFacts) -> None:
+    """After a change of the directory, ask for the messages that came too early."""
+    for _, peer in sorted(facts.peers.items()):
+        if peer.missed > peer.heard:
+            _emit_sync(broker, peer, again=True)
 
 
 Repeat = Callable[[int, Sent, Budget], MeshMessage]

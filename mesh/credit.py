@@ -14,8 +14,6 @@ these become ready here. The subscription ends when no consumer here has its fil
 
 from __future__ import annotations
 
-import msgspec
-
 from ..protocol.mesh_messages import HandOver, Room
 from ..state.queue.broker import Broker
 from ..state.queue.header import Subscription
@@ -114,11 +112,8 @@ def forget_all(broker: Broker, facts: MeshFacts) -> None:
 
 
 def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> None:
-    """Make or update the subscription of another host that has room. Either broker may not know yet
-    that the queue was made or deleted."""
-    if message.born > facts.edition:
-        _keep_early(facts, sender, message)
-        return
+    """Make or update the subscription of another host that has room. The other broker may not know
+    yet that the queue was deleted."""
     queue = broker.find(message.vpn, message.queue)
     if queue is None or message.born != born_of(facts, message.vpn, message.queue):
         return
@@ -132,32 +127,10 @@ def hear_room(broker: Broker, facts: MeshFacts, sender: int, message: Room) -> N
     broker.touch(queue)
 
 
-def _keep_early(facts: MeshFacts, sender: int, new: Room) -> None:
-    """Keep a room for a queue that this broker does not know yet: for each filter the newest."""
-    about = sender, new.vpn, new.queue
-    rooms: dict[str | None, int | None] = {}
-    for at, (other, old) in enumerate(facts.early_rooms):
-        if (other, old.vpn, old.queue) == about:
-            del facts.early_rooms[at]
-            rooms |= old.rooms if old.born == new.born else ()
-            break
-    rooms |= new.rooms
-    left = [(text, room) for text, room in rooms.items() if room is not None]
-    if left:
-        facts.early_rooms.append((sender, msgspec.structs.replace(new, rooms=left)))
-
-
 def _end(queue: Queue, one: Subscription) -> None:
     """End another host's subscription: no consumer there has this filter any more."""
     one.max_backlog, one.ending = 0, "no room any more"
     end_if_idle(queue, one)
-
-
-def hear_early(broker: Broker, facts: MeshFacts) -> None:
-    """Handle the rooms for queues that this broker did not know before."""
-    early, facts.early_rooms = facts.early_rooms, []
-    for sender, message in early:
-        hear_room(broker, facts, sender, message)
 
 
 def forget(facts: MeshFacts, vpn: str, name: str) -> None:

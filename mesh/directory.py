@@ -19,7 +19,7 @@ from ..state.rules.routing import change_topics, forget_found, has_topic, set_to
 from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
-from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now, key_of
+from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now
 
 _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
@@ -114,8 +114,6 @@ def apply_entry(
 
 def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Forget a deleted queue and the messages that waited for it (S7)."""
-    key = key_of(vpn, name)
-    facts.coming.pop(key, None)
     credit.forget(facts, vpn, name)
     queue = stand_ins.find(broker, vpn, name)
     if queue is not None:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from ..protocol.mesh_messages import Room
 from ..state.queue.broker import Broker
 from ..state.storage.row import NEVER
 from ..state.storage.store import Store
@@ -114,12 +113,10 @@ class MeshFacts(msgspec.Struct):
     edition: int = 0
     waiting: list[WaitingAnswer] = []
     removed: list[int] = []
-    early_rooms: list[tuple[int, Room]] = []  # for a queue not known yet, see `credit.hear_room`
     credits_changed: bool = False  # since the last mark
     directory_changed: bool = False  # the same
     # Moving queues, by "vpn/queue" (`moves`):
     moves: dict[str, ReplyAddress | None] = {}  # at the keeper: whom to answer when it is over
-    coming: dict[str, tuple[int, int, int]] = {}  # the broker that expects it, the move, its room
     leaving: dict[str, int] = {}  # the broker it is moving to from here
     arriving: dict[str, int] = {}  # the number of the queue that is being filled here
 

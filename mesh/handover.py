@@ -122,10 +122,9 @@ def _without_queue(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, rows: list[Row]
 ) -> None:
     """Answer for a queue that is not here. If it was deleted, messages that waited for it are gone
-    (S7), and granted ones go with the sender's queue. If it is elsewhere, or this broker does not
-    know it yet, the sender tries again."""
+    (S7), and granted ones go with the sender's queue. If it is elsewhere, the sender tries again."""
     entry = entry_of(facts, message.vpn, message.queue)
-    is_gone = message.born <= facts.edition if entry is None else message.born < entry.born
+    is_gone = entry is None or message.born < entry.born
     if not message.waiting:
         if not is_gone:
             _answer(broker, facts, sender, message, [], "no_such_queue", rows)

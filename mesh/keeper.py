@@ -254,17 +254,18 @@ class Keeper:
         self, vpn: str, name: str, entry: Entry | None, command: c.Command | None,
         result: int | None = None,
     ) -> None:  # fmt: skip
-        """Apply a change here, send it to the others, and answer when all have confirmed."""
+        """Send a change to the others, apply it here, and answer when all have confirmed."""
         broker, facts = self._broker, self._facts
         before = entry_of(facts, vpn, name)
         if before is None and entry is not None:
             entry.made, entry.move, entry.born = broker.now, facts.edition + 1, facts.edition + 1
+        facts.edition += 1
+        # First: what this broker says when it applies the change waits there for the change.
+        self._tell([wire_entry(vpn, name, entry)], None, command, result)
         apply_entry(broker, facts, self._bridges, vpn, name, entry)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)
-        facts.edition += 1
         self._emit_entry(vpn, name, entry)
-        self._tell([wire_entry(vpn, name, entry)], None, command, result)
 
     def _change_topic(
         self, message: SaidTopic, command: c.Command, result: bool | None = None

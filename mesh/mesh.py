@@ -253,7 +253,7 @@ class Mesh(Routes):
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, message, self.bridges)
-        credit.hear_early(self._broker, self.facts)
+        channel.ask_for_early(self._broker, self.facts)
 
     def say(self, to: int, message: MeshMessage) -> None:
         """Send a message to another broker."""

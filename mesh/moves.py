@@ -67,7 +67,6 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) 
             broker.drop_queue(broker.queues[number])
     elif entry.moves_to == broker.header.number:
         _expect(broker, facts, vpn, name, entry)
-    _set_out(broker, facts, vpn, name, entry)
 
 
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
@@ -197,45 +196,34 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
 # ---------------------------------------------------------------- the old host
 
 
-def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
-    """Note that the other broker is ready for a queue. The directory's entry may come later."""
-    entry = entry_of(facts, message.vpn, message.queue)
-    if entry is None and message.move <= facts.edition:
-        return  # it was deleted meanwhile
-    facts.coming[key_of(message.vpn, message.queue)] = sender, message.move, message.room
-    if entry is not None:
-        _set_out(broker, facts, message.vpn, message.queue, entry)
-
-
 def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Call off a move that has not begun. Raises LakequeueError if it has."""
     key = key_of(vpn, name)
     if key in facts.leaving or broker.find(vpn, name) is None:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
-    facts.coming.pop(key, None)
     entry.moves_to, facts.directory_changed = None, True  # the other broker may be ready later
     why = f"queue {name!r}: stays, the move was called back"
     _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 
 
-def _set_out(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Let the queue leave, if the directory says so and the other broker is ready."""
-    key = key_of(vpn, name)
-    if key not in facts.coming or facts.coming[key][1] > entry.move:
-        return  # the directory's entry is yet to come
-    to, move, room = facts.coming.pop(key)
-    queue = broker.find(vpn, name)
-    if (move, to) != (entry.move, entry.moves_to) or queue is None or key in facts.leaving:
+def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
+    """Let a queue leave for the other broker, which is ready for it."""
+    vpn, name = message.vpn, message.queue
+    key, entry, queue = key_of(vpn, name), entry_of(facts, vpn, name), broker.find(vpn, name)
+    if entry is None or (entry.move, entry.moves_to) != (message.move, sender):
+        return  # it was deleted or called back
+    if queue is None or key in facts.leaving:
         return
-    why = _obstacle(queue, facts.peers[to].name, room)
+    peer = facts.peers[sender]
+    why = _obstacle(queue, peer.name, message.room)
     if why:
-        _report(broker, facts, HasMoved(vpn, name, move, why))
+        _report(broker, facts, HasMoved(vpn, name, entry.move, why))
         return
-    facts.leaving[key] = to
+    facts.leaving[key] = sender
     forget_found(broker)
     for one in list(queue.header.subscriptions):
         begin(broker, vpn, queue, c.Unsubscribe(queue=name, subscription=one.id), MOVED, False)
-    begin(broker, vpn, queue, c.MoveQueue(queue=name, broker=facts.peers[to].name), bounded=False)
+    begin(broker, vpn, queue, c.MoveQueue(queue=name, broker=peer.name), bounded=False)
 
 
 def _obstacle(queue: Queue, to: str, room: int) -> str:

@@ -92,7 +92,7 @@ def why_not_at_rest(brokers: Mapping[int, Broker], leaving: Iterable[int]) -> st
             heard = facts[other].peers.get(number) if other in facts else None
             if other in facts and peer.said > (0 if heard is None else heard.heard):
                 return f"{peer.name!r} has yet to read messages of {name!r}"
-        if own.moves or own.coming or own.leaving or own.arriving:
+        if own.moves or own.leaving or own.arriving:
             return f"a queue is moving, says {name!r}"
         if own.waiting:
             return f"{name!r} waits for other brokers"

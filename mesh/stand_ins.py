@@ -50,7 +50,7 @@ LANE_MESSAGES = 1_000_000
 WINDOW = 1_000  # messages of a lane in transit
 RETRY_MS = 1_000
 CROSSED = "it is in transit from there"
-ELSEWHERE = "elsewhere"  # the other broker is not, or not yet, a host of the queue
+ELSEWHERE = "elsewhere"  # the other broker is no host of the queue
 LANES_SHOWN = 100
 OUT = WAITING_PREFIX  # a stand-in's name is this and the name of its queue
 

@@ -257,8 +257,8 @@ class Forward(MeshMessage, frozen=True):
 
 
 class Come(MeshMessage, frozen=True):
-    """The sender is ready for a queue that is to move to it. move: the move's number; room: the
-    bytes that it can store."""
+    """The sender is ready for a queue that is to move to it. move: the directory's edition that
+    began the move; room: the bytes that it can store."""
 
     kind: ClassVar[str] = "come"
 

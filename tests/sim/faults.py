@@ -275,14 +275,14 @@ def judge_rest(site: Site) -> None:
         ending = [one.id for one in queue.header.subscriptions if one.ending]
         kept |= {f"{queue.definition.name}: tasks": queue.header.tasks}
         kept |= {f"{queue.definition.name}: subscriptions that end": ending}
-    kept |= {name: getattr(mesh.facts, name) for name in (*OF_MOVING, "waiting", "early_rooms")}
+    kept |= {name: getattr(mesh.facts, name) for name in (*OF_MOVING, "waiting")}
     for link in mesh.bridges.links.values():
         kept |= {f"{link.bridge}: {name}": getattr(link, name) for name in ("flights", "held")}
     kept = {what: found for what, found in kept.items() if found}
     must(not kept, f"{site.name} is empty, and keeps {kept}")
 
 
-OF_MOVING = ("moves", "coming", "leaving", "arriving", "retries")
+OF_MOVING = ("moves", "leaving", "arriving", "retries")
 
 # What brokers say of messages in transit, of moving queues, and of the directory.
 OF_DIRECTORY = ("entries", "forward", "sync")
