@@ -40,7 +40,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     rows = _rows.decode(message.rows)
     queue = _queue_of(broker, facts, message)
     if queue is None:
-        _without_queue(broker, facts, sender, message, rows)
+        if message.waiting:  # granted ones go with the sender's queue
+            _without_queue(broker, facts, sender, message, rows)
         return
     count_come(facts, sender, message, len(rows))
     contents = message.contents
@@ -121,14 +122,10 @@ def _answer(
 def _without_queue(
     broker: Broker, facts: MeshFacts, sender: int, message: HandOver, rows: list[Row]
 ) -> None:
-    """Answer for a queue that is not here. If it was deleted, messages that waited for it are gone
-    (S7), and granted ones go with the sender's queue. If it is elsewhere, the sender tries again."""
+    """Answer messages that waited for a queue that is not here. If it was deleted, they are gone
+    (S7). If it is elsewhere, the sender tries again."""
     entry = entry_of(facts, message.vpn, message.queue)
-    is_gone = entry is None or message.born < entry.born
-    if not message.waiting:
-        if not is_gone:
-            _answer(broker, facts, sender, message, [], "no_such_queue", rows)
-    elif is_gone:
+    if entry is None or message.born < entry.born:
         _answer(broker, facts, sender, message, [row.id for row in rows])
         broker.event("arrived_for_deleted", message.vpn, message.queue, messages=len(rows))
     else:

@@ -131,11 +131,9 @@ class Keeper:
 
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed."""
-        facts, key = self._facts, key_of(message.vpn, message.queue)
-        entry = entry_of(facts, message.vpn, message.queue)
-        if key not in facts.moves or entry is None or entry.move != message.move:
-            return  # it was called back and had arrived
-        reply = facts.moves.pop(key)
+        facts = self._facts
+        entry = facts.entries[message.vpn][message.queue]
+        reply = facts.moves.pop(key_of(message.vpn, message.queue))
         hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
         self._change(message.vpn, message.queue, there, None)

@@ -22,7 +22,7 @@ import msgspec
 from ..definitions import DEFAULT_VPN
 from ..protocol import commands as c
 from ..protocol import topics
-from ..protocol.errors import ConfigError, LakequeueError, Moved, no_such_queue
+from ..protocol.errors import LakequeueError, Moved, no_such_queue
 from ..protocol.home_bridges import COPIER_PREFIX, OPEN, HomeAnswer, decode_copied, of_key
 from ..protocol.mesh_messages import (
     Answer,
@@ -60,7 +60,7 @@ from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import forward_all, receipt, say_home, set_connection_state, with_messages
 from .channel import HeardMessage
-from .facts import MeshFacts, Sent, entry_of, hosts_now, keeper_of, key_of, load_facts, mark_facts
+from .facts import MeshFacts, Sent, entry_of, hosts_now, keeper_of, load_facts, mark_facts
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
@@ -262,13 +262,7 @@ class Mesh(Routes):
     # ------------------------------------------------------------ commands
 
     def _peers(self, vpn: str, command: c.Peers) -> None:
-        """Set the home's brokers. Raises ConfigError unless this is one of them."""
-        header = self._broker.header
-        own = command.brokers.get(header.name)
-        if own != header.number:
-            raise ConfigError(
-                f"brokers: {header.name!r} with number {own} – it has number {header.number}"
-            )
+        """Set the home's brokers."""
         if len(command.brokers) > 1 or self.has_met:
             directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
 
@@ -362,8 +356,6 @@ class Mesh(Routes):
             return False
         there = hosts_now(broker, facts, vpn, name, facts.entries[vpn][name])
         hosts = {broker: number for broker, number in facts.brokers.items() if number in there}
-        if command.reply is None and key_of(vpn, name) in facts.leaving:
-            return False
         if command.reply is None:
             self.forward(vpn, command, min(hosts.values()))
             return True
@@ -432,8 +424,7 @@ class Mesh(Routes):
         queue = self._broker.find(vpn, endpoint.endpoint_name(name))
         link = None if queue is None else self.bridges.links.get(queue.number)
         if link is None or link.to != ELSEWHERE:  # the bridge was deleted: the engine may not know
-            if vpn in self._broker.header.vpns:
-                bridge_commands.publish_end(self._broker, vpn, name, None)
+            bridge_commands.publish_end(self._broker, vpn, name, None)
             return
         if not isinstance(message, HomeAnswer):
             set_connection_state(self._broker, link, message.state, message.why)

@@ -87,14 +87,8 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
         return
     if broker.find(vpn, name) is not None:
         return  # it has arrived, and the keeper will know
-    number = broker.header.next_queue
-    broker.header.next_queue += 1
-    facts.arriving[key] = number
-    broker.add_queue(
-        QueueHeader(
-            number, broker.vpn_number(vpn), entry.definition, created=broker.now, arriving=True
-        )
-    )
+    queue = broker.make_queue(vpn, entry.definition, created=broker.now, arriving=True)
+    facts.arriving[key] = queue.number
     room = broker.header.system.max_spool_usage - broker.spool.bytes
     limits = broker.header.vpn_limits.get(vpn)
     if limits is not None and limits.max_spool_usage is not None:
@@ -105,10 +99,8 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
 
 def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
     """Take messages of an arriving queue; with the last ones it is complete."""
-    key = key_of(message.vpn, message.queue)
-    if key not in facts.arriving or facts.entries[message.vpn][message.queue].move != message.move:
-        return  # it has arrived, or was deleted
-    queue, rows = broker.queues[facts.arriving[key]], _rows.decode(message.rows)
+    number = facts.arriving[key_of(message.vpn, message.queue)]
+    queue, rows = broker.queues[number], _rows.decode(message.rows)
     if rows:
         _take_in(broker, queue, rows, message.contents, facts.peers[sender].name)
         _answer(broker, facts, sender, message, [row.id for row in rows])

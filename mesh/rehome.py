@@ -20,7 +20,6 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..protocol.errors import ConfigError
 from ..protocol.journal import JournalSegment
 from ..state.limits import Limits
 from ..state.phases.alerts import watch
@@ -148,17 +147,6 @@ class _Rehoming:
         return broker
 
     def _check(self) -> None:
-        for name, number in self._change.brokers.items():
-            known = self._given.get(number)
-            if known is not None and known.name != name:
-                raise ConfigError(f"brokers: {name!r} – number {number} is {known.name!r}'s")
-        stays = [n for n in self._brokers if n not in self._removed]
-        if not stays:
-            raise ConfigError("brokers: none of the home's brokers would stay; keep at least one")
-        to = self._change.to
-        if to and to not in self._change.brokers:
-            allowed = ", ".join(self._change.brokers)
-            raise ConfigError(f"to: {to!r} – allowed are the brokers that stay: {allowed}")
         for number in self._removed:
             check_no_bridge(self._brokers[number])
         why = why_not_at_rest(self._brokers, self._removed)

@@ -109,9 +109,7 @@ class Routes(MeshInterface):
         return [*read.values(), *self._stored_here(vpn, rest, mine)]
 
     def reads(self, queue: Queue, partition: int) -> bool:
-        """See `MeshInterface`. Bridges do not carry plain records."""
-        if queue.header.stands_for:
-            return False
+        """See `MeshInterface`."""
         facts, key = self.facts, (queue.definition.vpn, queue.definition.name)
         entry = entry_of(facts, *key)
         if entry is None:

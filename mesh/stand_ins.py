@@ -23,7 +23,7 @@ from ..state.commands.multi_step_commands import resume
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
 from ..state.queue.change import apply
-from ..state.queue.header import QueueHeader, Subscription
+from ..state.queue.header import Subscription
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.after_entry import keep_last
@@ -70,16 +70,14 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
         return found
     entry = facts.entries[vpn][name]
     far, host = entry.definition, target(broker, facts, vpn, name, entry)
-    number = broker.header.next_queue
-    broker.header.next_queue += 1
-    header = QueueHeader(
-        number, broker.vpn_number(vpn), _definition(far, text), created=entry.made, stands_for=name
-    )
     one = subscription_of(f"#{host}", 1, facts.name_of(host), host)
     one.max_backlog = 0 if key_of(vpn, name) in facts.leaving else WINDOW
-    header.subscriptions, header.next_subscription = [one], 2
-    facts.lanes[number] = OutLane(attempt=broker.now)  # above all before
-    return broker.add_queue(header)
+    queue = broker.make_queue(
+        vpn, _definition(far, text), created=entry.made, stands_for=name,
+        subscriptions=[one], next_subscription=2,
+    )  # fmt: skip
+    facts.lanes[queue.number] = OutLane(attempt=broker.now)  # above all before
+    return queue
 
 
 def target(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> int:

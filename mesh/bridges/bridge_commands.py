@@ -91,10 +91,7 @@ def describe_bridge(
 
 def end(broker: Broker, facts: BridgeFacts, vpn: str, name: str) -> int:
     """Delete a bridge; returns how many messages waited here."""
-    existing = facts.definitions.get(vpn, {}).pop(name, None)
-    if existing is None:
-        return 0
-    bridge, waiting = parse_bridge(existing), 0
+    bridge, waiting = parse_bridge(facts.definitions[vpn].pop(name)), 0
     if bridge.carrier != broker.header.name:
         return 0
     arrival = facts.arrival(vpn, name)

@@ -30,7 +30,7 @@ from ...definitions.bridge import (
 from ...definitions.definition_values import ENDPOINT_PREFIX
 from ...protocol.errors import Reason
 from ...state.queue.broker import Broker
-from ...state.queue.header import QueueHeader, Subscription
+from ...state.queue.header import Subscription
 from ...state.queue.queue import Queue
 from ...state.rules.edits import TRANSIT
 from ...state.rules.entry_checks import lane_of
@@ -90,14 +90,10 @@ def subscription_of_link(to_name: str) -> Subscription:
 def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
     """Make an endpoint."""
     definition = definition_of(bridge)
-    number = broker.header.next_queue
-    broker.header.next_queue += 1
-    header = QueueHeader(
-        number, broker.vpn_number(bridge.vpn), definition, created=broker.now,
-        stands_for=definition.name, next_subscription=NUMBER + 1,
+    queue = broker.make_queue(
+        bridge.vpn, definition, created=broker.now, stands_for=definition.name,
+        next_subscription=NUMBER + 1, subscriptions=[subscription_of_link(bridge.to)],
     )  # fmt: skip
-    header.subscriptions.append(subscription_of_link(bridge.to))
-    queue = broker.add_queue(header)
     set_topics(broker, queue, definition.subscriptions)
     broker.event("defined", bridge.vpn, definition.name)
     return queue

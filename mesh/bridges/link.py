@@ -64,8 +64,8 @@ def forward_all(broker: Broker, facts: BridgeFacts, say: Say) -> None:
 
 def forward(broker: Broker, link: Link, budget: Budget, say: Say) -> None:
     """Send what can be sent."""
-    queue = broker.queue(link.queue)
-    if queue is None or queue.header.deleted or queue.header.faulted:
+    queue = broker.queues[link.queue]
+    if queue.header.faulted:
         return
     broker.at = queue
     forget_empty(broker, link)
@@ -167,8 +167,8 @@ def _bridge_send(
 
 def with_messages(broker: Broker, link: Link, sent: BridgeSend, budget: Budget) -> BridgeSend:
     """A record that is repeated, with those of its messages that are still in transit."""
-    queue, flight = broker.queue(link.queue), link.flights.get(sent.number)
-    if queue is None or flight is None:
+    queue, flight = broker.queues[link.queue], link.flights.get(sent.number)
+    if flight is None:
         return sent
     lanes: Lanes = []
     contents: list[Content | None] = []
@@ -217,10 +217,9 @@ def set_connection_state(broker: Broker, link: Link, state: str, why: str) -> No
 
 def receipt(broker: Broker, link: Link, answer: BridgeReceipt) -> None:
     """Handle the far end's receipt for a record."""
-    queue = broker.queue(link.queue)
-    if queue is None or answer.number not in link.flights:
+    queue, flight = broker.queues[link.queue], link.flights.pop(answer.number, None)
+    if flight is None:
         return  # a repetition
-    flight = link.flights.pop(answer.number)
     refused = {lane: (taken, reason, name) for lane, taken, reason, name in answer.refused}
     for at, (lane, ids) in enumerate(flight.lanes):
         n, reason, endpoint = refused.get(at, (len(ids), "", ""))

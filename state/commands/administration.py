@@ -29,7 +29,7 @@ from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
-from ..queue.header import QueueHeader, Task
+from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.command_targets import split_moving, wanted
@@ -160,12 +160,8 @@ def owned(
 
 
 def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    number = broker.header.next_queue
-    broker.header.next_queue += 1
-    queue = broker.add_queue(
-        QueueHeader(number, broker.vpn_number(vpn), definition, created=broker.now)
-    )
-    add_route(broker, definition, number)
+    queue = broker.make_queue(vpn, definition, created=broker.now)
+    add_route(broker, definition, queue.number)
     follow_definition(broker, queue, None, definition)
     broker.event("defined", vpn, definition.name)
     _journal_definition(broker, vpn, definition)

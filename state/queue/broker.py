@@ -13,6 +13,7 @@ from zlib import crc32
 
 import msgspec
 
+from ...definitions import QueueDefinition
 from ...protocol.journal import NO_END, Journal, JournalSegment
 from ...protocol.outputs import InVain, Output
 from ...protocol.signing import Speaker
@@ -251,6 +252,13 @@ class Broker:
         """A queue by its number, also while it is being deleted; None once it is gone."""
         queue = self.queues.get(number)
         return None if queue is None or queue.dropped else queue
+
+    def make_queue(self, vpn: str, definition: QueueDefinition, **facts: Any) -> Queue:
+        """Make a queue. facts: of its header."""
+        number = self.header.next_queue
+        self.header.next_queue += 1
+        vpn_number = self.vpn_number(vpn)
+        return self.add_queue(QueueHeader(number, vpn_number, definition, **facts))
 
     def add_queue(self, header: QueueHeader) -> Queue:
         """Add a new queue."""

@@ -9,11 +9,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from lakequeue.mesh.bridges import bridge_commands
 from lakequeue.mesh.bridges.bridge_facts import Arrival, HeardHome
 from lakequeue.protocol import ConfigError, Rejected
+from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.phases.admission import Admission
 from mesh.rehomed import RestingEngine
+from rules.mesh import Network
 from rules.mortal import Fate
 from rules.two_homes import BRIDGE, TINY, Two, Vpns
 
@@ -183,6 +186,77 @@ def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
     assert len(failed) == tried  # each one costs a replay
     ends.near.admin().purge(endpoint)
     assert ends.seen()["blocked"] == []
+
+
+def test_h2_another_queue_that_holds_a_lane_is_shown_from_then_on() -> None:
+    home = Vpns("two", "three")
+    for queue in ("first", "then"):
+        home.define(queue, "a/b", max_spool_messages=1)
+    home.send("a/b", "1", "2")
+    assert home.seen()["blocked"][0]["endpoint"] == "first"
+    home.far.admin().define({"name": "first", "max_spool_messages": 9})
+    home.advance("6s")
+    assert [one["endpoint"] for one in home.seen()["blocked"]] == ["then"]
+    told = [
+        (e["event"], e["queue"]) for e in home.near.admin().events()
+        if e["event"] in ("bridge_blocked", "bridge_cleared")
+    ]  # fmt: skip
+    assert told == [
+        ("bridge_blocked", "first"), ("bridge_cleared", "first"), ("bridge_blocked", "then"),
+    ]  # fmt: skip
+
+
+def test_h5_an_endpoint_is_shut_down_by_any_broker() -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    home.a("one", "admin").admin().shutdown("#bridge/ab", egress=True)
+    home.send("a/b", "1")
+    assert (home.seen()["egress"], home.seen()["waiting"], home.bodies("q")) == (False, 1, [])
+    home.a("three", "admin").admin().shutdown("#bridge/ab")
+    assert home.bodies("q") == ["1"]
+
+
+def test_h1_what_a_bridge_has_sent_is_not_called_back() -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    home.engine.cut("three")
+    home.send("a/b", "1")
+    admin = home.a("two", "admin").admin()
+    assert (home.seen()["on_its_way"], admin.purge("#bridge/ab")) == (1, 0)
+    home.engine.mend("three")
+    assert home.bodies("q") == ["1"]
+
+
+def test_h1_a_receipt_of_a_bridge_that_was_deleted_meanwhile_changes_nothing() -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    home.engine.cut("three")
+    home.send("a/b", "1")
+    home.near.ask(c.DeleteBridge(name="ab"), lambda answer: None)
+    home.engine.mend("three")
+    assert home.a("one", "admin").admin().bridges() == []
+    assert home.bodies("q") == ["1"]
+    assert not [e for e in home.engine.journal() if e["event"] == "mesh_refused"]
+
+
+def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Network) -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    home.near.admin().shutdown("#bridge/ab", egress=True)
+    for n in range(3):
+        home.send(f"a/{n}", str(n) * 300_000)
+    home.near.admin().shutdown("#bridge/ab")
+    assert [len(one.payloads) for one in network.of("two", "three", "bridge_send")] == [1, 1, 1]
+    assert sorted(body[0] for body in home.bodies("q")) == ["0", "1", "2"]
+
+
+def test_a_vpn_has_so_many_bridges_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Vpns("two", "three")
+    monkeypatch.setattr(bridge_commands, "BRIDGES_MAX", 1)
+    new = {"name": "more", "to": "vpn://b", "subscriptions": ["x"]}
+    with pytest.raises(ConfigError, match="a VPN has at most 1 bridges"):
+        home.near.admin().bridge(new)
+    home.near.admin().bridge({"name": "ab", "subscriptions": ["x"]})
 
 
 # ---------------------------------------------------------------- brokers come and go

@@ -315,3 +315,16 @@ def test_M5_a_home_that_an_earlier_version_stopped_in_the_middle_of_a_move_goes_
     mesh.engine.restart()
     mesh.go_on()
     assert mesh.found("c") == list(range(12))
+
+
+def test_M5_a_queue_that_failed_stays_until_it_is_defined_again() -> None:
+    mesh = Mesh(local("q", "b"))
+    mesh.engine.cut("c")
+    answers = mesh.move("q", "c")
+    mesh.state("b").find("default", "q").header.faulted = "RuntimeError: planted"
+    mesh.engine.mend("c")
+    assert answers[0]["error"] == "queue 'q': failed (RuntimeError: planted); define it again"
+    assert mesh.where() == {"q": "b"}
+    mesh.admin.define(local("q", "b"))
+    mesh.admin.move_queue("q", "c")
+    assert mesh.where() == {"q": "c"}

@@ -12,6 +12,7 @@ import random
 from typing import Any
 
 import pytest
+from lakequeue import state
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh.home_change import HomeChange, NotAtRest
 from lakequeue.mesh.rehome import Resting, rehome
@@ -19,7 +20,8 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError
 from lakequeue.protocol.messages import HEADER
-from lakequeue.state import Limits
+from lakequeue.state import Broker, DictStore, Limits
+from lakequeue.state.commands.permissions import heard_as
 from mesh.rehomed import Home, RestingEngine
 from rules.mesh import ids, local, shared, take
 
@@ -480,3 +482,53 @@ def test_M5_the_new_host_of_a_queue_reads_its_topic_from_where_the_old_one_stopp
     (there,) = (one for one in found.brokers if one.name == "b")
     captured = {place: at for place, at in there.offsets.items() if place[0] in ("plain", "more")}
     assert captured == {("plain", 0): 5, ("plain", 1): 0, ("more", 0): 3}
+
+
+# ---------------------------------------------------------------- what cannot change now, and why
+
+
+def rest(home: Home) -> list[Resting]:
+    """The home's brokers at rest."""
+    return [
+        Resting(one.home.name, one.home.number, dict(one.store.pages))
+        for one in home.engine.brokers
+    ]
+
+
+def test_M5_the_endpoint_of_a_bridge_stays_where_it_is() -> None:
+    home = Home(local("q", "b"))
+    home.admin.bridge({"name": "out", "to": "memory://east", "subscriptions": ["x"]})
+    with pytest.raises(ConfigError, match="'#bridge/out' – is the endpoint of a bridge"):
+        home.engine.change(**{"#bridge/out": "b"})
+
+
+@pytest.mark.parametrize("why", ["failed", "busy", "busy, its broker goes"])
+def test_M4_a_queue_with_unfinished_work_stays_where_it_is(why: str) -> None:
+    home = Home(local("q", "b"))
+    state = home.state("b")
+    queue = state.find("default", "q")
+    state.touch(queue)
+    if why == "failed":
+        queue.header.faulted = "RuntimeError: planted"
+    else:
+        state.header.pending[queue.number] = True
+    change = HomeChange({"a": 0, "b": 1}, moves={("default", "q"): "a"})
+    if why == "busy, its broker goes":
+        change = HomeChange({"a": 0})
+    error = ConfigError if why == "failed" else NotAtRest
+    with pytest.raises(error, match=r"failed \(Runt.*define it again|'q' is being carried out"):
+        rehome(rest(home), change, 0, b"", Limits())
+
+
+def test_M4_the_heir_carries_out_a_removed_brokers_signed_commands_once() -> None:
+    """It keeps the numbers that the clients of each removed broker have used."""
+    home = Home(brokers="abc")
+    for name, seq in (("b", 5), ("c", 7)):
+        home.state(name).header.heard["default/app"] = {"s": (seq, 1, home.engine.now)}
+    resting = rest(home)
+    for there in ({"a": 0, "b": 1}, {"a": 0}):
+        resting = rehome(resting, HomeChange(there), 0, b"", Limits()).brokers
+    heir = Broker.load(DictStore(resting[0].pages), state.Home("a", 0, 0, b""), Limits())
+    heard = {name: sessions["s"][0] for name, sessions in heir.header.heard.items()}
+    assert heard == {"default/app@1": 5, "default/app@2": 7}
+    assert heard_as("default", "app", 2, heir.home.number) in heard

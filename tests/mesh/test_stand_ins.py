@@ -3,10 +3,13 @@ are placed (M1)."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import pytest
 from lakequeue.definitions import parse_definition
 from lakequeue.definitions.definition import to_wire
-from lakequeue.mesh import stand_ins
+from lakequeue.mesh import handover, stand_ins
 from lakequeue.mesh.facts import Entry, MeshFacts
 from lakequeue.mesh.queue_placement import QueuePlacement
 from lakequeue.monitor.queue_details import described
@@ -118,3 +121,38 @@ def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:
     assert placed.dying["v", "d"] == {"w"}
     placed.change("v", "w", Entry(with_dead, [1]), None)
     assert not placed.dying["v", "d"]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["alone", "with others"])
+def test_M3_a_message_whose_storing_fails_is_dropped_and_holds_no_lane_back(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of several, each is tried by itself."""
+    mesh, take_in = Mesh(FAR), handover.take_in
+
+    def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
+        if content[0] == b"poison":
+            raise ZeroDivisionError("planted")
+        take_in(broker, queue, row, content, waiting)
+
+    monkeypatch.setattr(handover, "take_in", fails)
+    if together:
+        mesh.engine.cut("c")
+    for body in (b"1", b"poison", b"2"):
+        mesh.send("a", "news", body)
+    mesh.engine.mend("c")
+    mesh.advance("5s")
+    assert mesh.bodies("far") == [b"1", b"2"]
+    assert mesh.admin.usage()["lanes"] == []
+    assert len([e for e in mesh.at["c"].admin().events() if e["event"] == "mesh_refused"]) > 0
+
+
+def test_S8_M3_a_broker_without_spool_files_takes_nothing_from_others() -> None:
+    mesh = Mesh(FAR)
+    header = mesh.state("c").header
+    header.system = msgspec.structs.replace(header.system, max_spool_files=0)
+    mesh.send("a", "news")
+    assert [one["why"] for one in mesh.admin.usage()["lanes"]] == ["spool_files"]
+    header.system = msgspec.structs.replace(header.system, max_spool_files=1)
+    mesh.advance("1s")
+    assert mesh.bodies("far") == [b"{}"]

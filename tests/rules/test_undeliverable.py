@@ -13,7 +13,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol import wire
 from lakequeue.protocol.commands import decode_command
 from lakequeue.protocol.outputs import Deliveries, Receipts, RejectedRecord, Reply
-from lakequeue.protocol.record_splitting import delivered, halves, size_of
+from lakequeue.protocol.record_splitting import delivered, fitting, halves, size_of
 from lakequeue.sinks.record_limits import within_limits
 from rules.steps import Steps, define, delivery, described, of, started, subscribe
 
@@ -166,3 +166,17 @@ def test_a_rejected_record_is_cut_and_says_how_long_it_was() -> None:
     (part,) = all_parts(whole, 2_000)
     assert size_of(part) <= 2_000
     assert dict(wire.headers_list(part.headers))["lq-truncated"] == b"5000"
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        Receipts("default", "p", 1, nacks=[(1, "queue_quota", "q", "x" * 5_000)]),
+        Reply("default.deliveries", 0, "r", error="x" * 5_000),
+        RejectedRecord("default", "t", 0, 0, None, b"", "x" * 5_000),
+    ],
+    ids=["one nack", "an error", "no value"],
+)
+def test_what_has_nothing_more_to_cut_stays_whole(output: Any) -> None:
+    (whole,) = wire.encode([output])
+    assert fitting(whole, 1_000) == [whole]

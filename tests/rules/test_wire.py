@@ -1,11 +1,16 @@
 """What leaves fits into a Kafka record, headers included, whatever was said (S1)."""
 
 import json
+from collections.abc import Callable
 
 import pytest
-from lakequeue.protocol import topics, wire
+from lakequeue.protocol import ConfigError, home_bridges, topics, wire
+from lakequeue.protocol import commands as c
+from lakequeue.protocol.checked import encode_checked
 from lakequeue.protocol.journal import Journal, JournalSegment
+from lakequeue.protocol.kafka_headers import UNREADABLE
 from lakequeue.protocol.mesh_messages import Sync
+from lakequeue.protocol.messages import decode_publish_header
 from lakequeue.protocol.outputs import MeshRecord, Receipts, RejectedRecord, Reply
 from rules.steps import delivery
 
@@ -80,3 +85,42 @@ def test_a_publisher_does_not_speak_as_the_engine() -> None:
     assert [value for name, value in sent if name == "lq-id"] == [b"1"]
     assert not {"lq-framing", "lq-dead-time"} & {name for name, _ in sent}
     assert sent[-2:] == [("k", b"v"), ("lq-replay-of", b"3")]
+
+
+# ---------------------------------------------------------------- what comes in
+
+READERS: dict[str, Callable[[bytes], object]] = {
+    "lq": decode_publish_header, "a far end": home_bridges.decode_send,
+    "a near end": home_bridges.decode_copied, "a bridge's key": home_bridges.of_key,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reader", "value", "why"),
+    [
+        ("lq", UNREADABLE, "a name is not UTF-8"),
+        ("lq", b'{"deliver_at":1,"delay_ms":1}', "deliver_at, delay_ms: both are given"),
+        ("lq", b'{"start":"s"}', "start: 's' – needs 'producer'"),
+        ("a far end", b"x", "not a record of a bridge of another home"),
+        ("a near end", b"x", "not the answer of a bridge's far end"),
+        ("a bridge's key", home_bridges.COPIER_PREFIX + b"vpn", "not the key of a bridge"),
+    ],
+)
+def test_S1_what_cannot_be_read_is_refused_in_a_sentence(
+    reader: str, value: bytes, why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        READERS[reader](value)
+
+
+def test_S1_an_answer_that_no_topic_takes_becomes_an_error() -> None:
+    (record,) = wire.encode([Reply("default.deliveries", 0, "r", "x" * wire.REJECTED_BYTES)])
+    told = json.loads(record.value or b"")
+    assert (told["request"], told["result"], told["kind"]) == ("r", None, "LakequeueError")
+    assert "ask for less" in told["error"]
+
+
+def test_a_command_with_half_a_character_in_its_reply_address_is_refused() -> None:
+    reply = c.ReplyTo(topic="t", request="\ud800")
+    with pytest.raises(ConfigError, match=r"reply.request: .* half a surrogate pair"):
+        encode_checked(c.Usage(reply=reply))
