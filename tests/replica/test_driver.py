@@ -27,7 +27,8 @@ from lakequeue.replica.driver import (
     StepPutAside,
     digest_of,
 )
-from lakequeue.state import Batch, DictStore, Limits
+from lakequeue.replica.replica import put_aside
+from lakequeue.state import Batch, DictStore, Limits, StepFailed
 from lakequeue.state.phases import admission
 from loop.memory import HOME, PLACES, SIZES, Crashed, Some, World, clocks
 from loop.memory import LIMITS as SMALL
@@ -427,3 +428,19 @@ def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
     judge(walk)
     assert [len(r.skipped) for _, r in walk.world.logged() if r.skipped] == [*range(1, 101)]
     assert max(map(len, walk.world.log)) < 20_000
+
+
+def test_a_state_of_another_step_than_the_log_says_is_refused() -> None:
+    walk = Walk()
+    walk.driver.step += 5
+    walk.do_publish(0, 1)
+    with pytest.raises(Refused, match=r"step 7 .* has number 2 in its state: .* different homes"):
+        walk.step(9)
+
+
+@pytest.mark.parametrize("place", [None, ("orders", 0, 7)], ids=["unknown", "skipped already"])
+def test_a_step_is_not_tried_again_if_that_would_leave_out_nothing_more(place: Any) -> None:
+    batch = Batch(skipped={} if place is None else {place: "failed before"})
+    failed = StepFailed(place, None, RuntimeError("planted"))
+    with pytest.raises(StepFailed, match="planted"):
+        put_aside(batch, failed)
