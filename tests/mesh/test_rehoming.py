@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from lakequeue import state
 from lakequeue.memory.memory_broker import MemoryBroker
+from lakequeue.mesh import stand_ins
 from lakequeue.mesh.home_change import HomeChange, NotAtRest
 from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.protocol import commands as c
@@ -532,3 +533,16 @@ def test_M4_the_heir_carries_out_a_removed_brokers_signed_commands_once() -> Non
     heard = {name: sessions["s"][0] for name, sessions in heir.header.heard.items()}
     assert heard == {"default/app@1": 5, "default/app@2": 7}
     assert heard_as("default", "app", 2, heir.home.number) in heard
+
+
+def test_M4_a_home_with_messages_in_transit_is_not_at_rest() -> None:
+    """Though all that the brokers have said was heard."""
+    home = Home(local("q", "b", "t"))
+    home.send("a", "t")
+    state = home.state("a")
+    queue = stand_ins.find(state, "default", "q")
+    assert queue is not None
+    state.touch(queue)
+    queue.header.subscriptions[0].held = 1
+    with pytest.raises(NotAtRest, match="messages of queue '#out/q' are in transit"):
+        rehome(rest(home), HomeChange({"a": 0}), 0, b"", Limits())
