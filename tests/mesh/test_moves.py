@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from lakequeue.mesh import moves, stand_ins
+from lakequeue.mesh.facts import load_facts
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
@@ -328,3 +329,36 @@ def test_M5_a_queue_that_failed_stays_until_it_is_defined_again() -> None:
     mesh.admin.define(local("q", "b"))
     mesh.admin.move_queue("q", "c")
     assert mesh.where() == {"q": "c"}
+
+
+def test_M5_a_queue_that_was_called_back_stays_though_the_keeper_does_not_know_it() -> None:
+    """And defines it again meanwhile; also for a broker that begins from its last mark."""
+    mesh = Mesh(local("q", "b"))
+    mesh.engine.cut("c")
+    moved = mesh.move("q", "c")
+    mesh.state("b").mark()
+    mesh.engine.cut("a")
+    called_back = mesh.move("q", "b", by="b")
+    mesh.state("b").mark()
+    assert load_facts(mesh.state("b").store).entries["default"]["q"].moves_to is None
+    mesh.change("q", max_deliveries=3)
+    mesh.engine.mend("c")
+    mesh.advance("1s")
+    mesh.engine.mend("a")
+    mesh.advance("1s")
+    assert "called back" in moved[0]["error"]
+    assert called_back[0]["error"] is None
+    assert (mesh.where(), mesh.whole("q")["definition"]["max_deliveries"]) == ({"q": "b"}, 3)
+    mesh.check_directories()
+    mesh.check_nothing_moves()
+
+
+def test_M5_L9_an_early_acknowledgement_goes_with_its_queue() -> None:
+    mesh = Mesh(local("q", "a"), local("other", "a"))
+    sent = mesh.send("a", "other")
+    mesh.tell(c.Ack(queue="q", ids=sent))
+    mesh.admin.move_queue("q", "b")
+    mesh.admin.move("other", "q")
+    mesh.advance("1s")
+    assert mesh.whole("q")["depth"] == 0
+    assert mesh.whole("q")["counters"]["acknowledged"] == 1

@@ -546,3 +546,11 @@ def test_M4_a_home_with_messages_in_transit_is_not_at_rest() -> None:
     queue.header.subscriptions[0].held = 1
     with pytest.raises(NotAtRest, match="messages of queue '#out/q' are in transit"):
         rehome(rest(home), HomeChange({"a": 0}), 0, b"", Limits())
+
+
+def test_M4_a_home_knows_every_broker_that_was_removed() -> None:
+    """Their records may come again."""
+    home = Home(brokers="abc")
+    home.engine.change(remove="b")
+    home.engine.change(remove="c")
+    assert home.facts("a").removed == [1, 2]

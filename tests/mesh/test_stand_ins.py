@@ -156,3 +156,30 @@ def test_S8_M3_a_broker_without_spool_files_takes_nothing_from_others() -> None:
     header.system = msgspec.structs.replace(header.system, max_spool_files=1)
     mesh.advance("1s")
     assert mesh.bodies("far") == [b"{}"]
+
+
+def test_M3_a_lane_that_flows_again_has_its_whole_window() -> None:
+    mesh = Mesh(FAR | {"max_spool_messages": 1})
+    for n in range(2):
+        mesh.send("a", "news", n)
+    mesh.change("far", max_spool_messages=50)
+    mesh.advance("2s")
+    mesh.engine.cut("c")
+    for n in range(2, 12):
+        mesh.send("a", "news", n)
+    queue = stand_ins.find(mesh.state("a"), "default", "far")
+    assert queue is not None
+    assert queue.header.subscriptions[0].held == 10
+
+
+def test_M3_what_was_sent_before_a_refusal_waits_behind_what_was_refused() -> None:
+    """Though it would fit. Both are under way when the first one is refused."""
+    mesh = Mesh(FAR | {"max_spool_usage": 100})
+    mesh.send("a", "news", b"1" * 60)
+    mesh.engine.cut("c")
+    mesh.send("a", "news", b"2" * 60)
+    mesh.send("a", "news", b"3")
+    mesh.engine.mend("c")
+    assert [body[:1] for body in mesh.bodies("far")] == [b"1"]
+    found = mesh.take("far", rounds=4)
+    assert [message.payload[:1] for message in found] == [b"1", b"2", b"3"]

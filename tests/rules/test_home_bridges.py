@@ -224,3 +224,19 @@ def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answe
     homes.define("q", "a/>")
     homes.send("a/1", 4)
     assert homes.bodies("q") == ["4"]
+
+
+def test_h1_an_answer_that_was_lost_is_given_again_for_its_record() -> None:
+    """Also after a later record, which names this one as the oldest without an answer."""
+    homes = Two()
+    homes.define("q", "a/>")
+    copied = record(homes.copier)
+    homes.copier.answered = lambda value: None  # type: ignore[method-assign]
+    homes.send("a/1", 1)
+    homes.send("a/2", 2)
+    del homes.copier.answered
+    assert homes.seen()["on_its_way"] == 2
+    bring(homes.copier, copied)
+    homes.advance("0s")
+    assert (homes.seen()["on_its_way"], homes.seen()["taken"]) == (0, 2)
+    assert homes.bodies("q") == ["1", "2"]

@@ -109,3 +109,20 @@ def test_a_signature_is_for_one_broker() -> None:
 def test_without_a_key_nobody_is_heard_by_any_broker(broker: str) -> None:
     with pytest.raises(lakequeue.PermissionDenied, match="not signed"):
         guarded("local").connect("nobody", signed=False, broker=broker).admin().queues()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c.Delete(queue="orders"), c.Define(definition={"name": "x", "message_type": "json"})],
+)
+def test_a_command_that_is_passed_on_is_still_its_clients(command: c.Command) -> None:
+    """To the keeper of the directory, by a broker that does not have the queue."""
+    engine = guarded("local")
+    who = Credentials.parse(f"other:{KEYS['other']}")
+    said = Signature("other", "other-s", 1, engine.engine.now, 2)
+    value = sign(who, "default", said, c.encode_command(command))
+    engine.engine.command("default.commands", b"other-s", value, 2)
+    if isinstance(command, c.Delete):
+        assert hosts(engine) == ["b"]
+    else:
+        assert engine.seen("x")["definition"]["owner"] == "other"
