@@ -128,6 +128,7 @@ class Metrics(Collector):
         """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
+            self._server.server_close()  # else its port stays taken
             self._server = None
 
 

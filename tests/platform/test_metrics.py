@@ -467,3 +467,13 @@ def test_h2_what_holds_a_bridge(engine: Engine) -> None:
     named = {f.name: f.samples for f in bridge_families(seen[1:])}
     assert [s.value for s in named["lakequeue_bridge_taken_messages"]] == [1]
     assert named["lakequeue_bridge_waiting"] == []  # an end where nothing waits has no such figure
+
+
+def test_a_stopped_engine_frees_the_metrics_port() -> None:
+    metrics = Metrics()
+    port = int(metrics.serve(0).rpartition(":")[2].partition("/")[0])
+    server = metrics._server
+    metrics.stop()
+    assert server.socket.fileno() == -1
+    assert metrics.serve(port).endswith(f":{port}/metrics")
+    metrics.stop()
