@@ -170,12 +170,20 @@ class EngineRehoming:
             except LakequeueError as error:  # Kafka is away: the home has changed all the same
                 log.warning("the change of brokers is announced at the next start: %s", error)
         finally:
-            for broker in brokers.values():
-                broker.resting = False
-            self._application.start_queries(list(brokers.values()))
+            self._start_all(list(brokers.values()))
         self._captured.ask_again(list(brokers))
         self._folder.remember_checkpoints()
         return found.moved
+
+    def _start_all(self, brokers: list[BrokerQuery]) -> None:
+        """Start all loops. What does not start is no part of the change: the watch tries again."""
+        for broker in brokers:
+            broker.resting = False
+        for broker in brokers:
+            try:
+                self._application.start_queries([broker])
+            except Exception as error:  # Spark's or Java's
+                log.warning("broker %r has not started yet: %s", broker.name, cause_of(error))
 
     def _make_partitions(self) -> None:
         """Give all brokers their partitions. The home stores a new number first: if this process

@@ -32,6 +32,7 @@ from ..broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from ..captured import CapturedTopics
 from ..home.home_folder import HomeFolder
 from ..restarts import RESTARTS_MAX, Restarts, is_late, passes, puts_aside, within
+from ..spark.error_causes import cause_of
 from ..spark.queries import reason, refusal
 
 log = logging.getLogger("lakequeue.engine")
@@ -163,11 +164,24 @@ class EngineWatch:
             self._captured.tell(self._tell)
         self._end_hanging()
         for broker in self._brokers:
-            if broker.query is not None and not broker.query.isActive:
-                with self._alone(broker):
+            with self._alone(broker):
+                if broker.query is None:
+                    self._start_again(broker)
+                elif not broker.query.isActive:
                     self._recover(broker, broker.query)
         self._tell_who_runs()
         self._look_at_tables()
+
+    def _start_again(self, broker: BrokerQuery) -> None:
+        """Start a query that a change of brokers could not start."""
+        if self._application.spark is None:  # nothing was started yet
+            return
+        try:
+            self._application.start_query(broker)
+        except Exception as error:  # Spark's or Java's
+            if self._application.java_ended():
+                raise
+            raise LakequeueError(f"its query does not start: {cause_of(error)}") from error
 
     def _end_hanging(self) -> None:
         for broker in self._brokers:

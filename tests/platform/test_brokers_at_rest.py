@@ -91,7 +91,12 @@ class Rests:
         return known(broker.name, broker.number, step_of(Path(file)) if file else STEP)
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
-        self.did.append("start " + " ".join(b.name + "?" * b.resting for b in brokers))
+        """Each start of all brokers is one line."""
+        names = " ".join(b.name + "?" * b.resting for b in brokers)
+        if self.did[-1].startswith("start ") and "?" not in names + self.did[-1]:
+            self.did[-1] += f" {names}"
+        else:
+            self.did.append(f"start {names}")
 
     def _share_out(self, before: int) -> None:
         assert before == len(NUMBERS) + self.lost
@@ -404,3 +409,26 @@ def test_M4_all_that_the_homes_word_names_is_on_the_disk_before_it(
     rests.engine.rehoming.remove("c")
     word = len(synced) - synced[::-1].index("lakequeue") - 1
     assert set(synced[:word]) >= {"a", "b", home_module.LAST_RECORDS}
+
+
+def test_M4_a_loop_that_does_not_start_is_started_by_the_watch(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The change is done, and the other loops run."""
+    application, started = rests.engine.application, list[str]()
+
+    def start(brokers: Iterable[BrokerQuery]) -> None:
+        for broker in brokers:
+            if broker.name == "d" and not started:
+                started.append("in vain")
+                raise RuntimeError("no port is free")
+            broker.query = Mock(isActive=True)
+
+    monkeypatch.setattr(application, "start_queries", start)
+    rests.engine.rehoming.add("d")
+    assert "broker 'd' has not started yet: no port is free" in caplog.text
+    monkeypatch.setattr(application, "spark", object())
+    monkeypatch.setattr(application, "start_query", lambda broker: start([broker]))
+    monkeypatch.setattr(rests.engine.watch, "_ask", lambda: None)
+    rests.engine.watch.look_after()
+    assert all(broker.is_active for broker in rests.engine.brokers.values())
