@@ -19,6 +19,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import math
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -32,9 +34,10 @@ from .connection import Connection
 from .consumer.callbacks import Join
 from .consumer.consumer import CLOSE_S, Consumer
 from .message import Message
-from .producer.producer import Producer, Receipt
+from .producer.producer import SEND_TIMEOUT_S, Producer, Receipt
 from .producer.receipts import Pending
-from .values import function_of, wait_s, whole
+from .session.runner import PAUSE_S
+from .values import deadline_s, function_of, whole
 
 __all__ = ["AsyncAdmin", "AsyncConnection", "AsyncConsumer", "AsyncProducer", "connect"]
 
@@ -161,13 +164,15 @@ class AsyncProducer:
 
         While the window is full it waits, and later sends of this connection wait behind it (P5).
         """
-        timeout = wait_s(options.pop("timeout", 60.0))
+        timeout = options.get("timeout", SEND_TIMEOUT_S)
+        until = deadline_s(timeout)
         mode = options.get("delivery_mode") or self.sync.delivery_mode
         future = await self.send_async(destination, payload, **options)
         if mode != "persistent":
             return self.sync.receipt_of(future)
+        left_s = max(until - time.monotonic(), 0.0)
         try:  # shielded: the future is the producer's and outlives this wait
-            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), timeout)
+            return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), left_s)
         except TimeoutError:
             text = f"no answer to a message for {destination!r} within {timeout} s"
             raise Timeout(text) from None
@@ -219,15 +224,14 @@ class AsyncConsumer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived.set)
 
-    async def _wait(self, timeout: float | None) -> None:
-        """Wait until a message is here or the consumer is closed; on `memory://` only yield to the
-        loop."""
+    async def _wait(self, until: float) -> None:
+        """Wait until a message is here or the consumer is closed, at most until this moment
+        (monotonic, s); on `memory://` only yield to the loop."""
         if not self._connection.waits:
             await asyncio.sleep(0)
             return
-        deadline = None if timeout is None else self._loop.time() + timeout
         while not self.sync.has_messages and not self.sync.is_closed:
-            left = LOOK_S if deadline is None else min(LOOK_S, deadline - self._loop.time())
+            left = min(LOOK_S, until - time.monotonic())
             if left <= 0:
                 return
             self._arrived.clear()
@@ -247,18 +251,21 @@ class AsyncConsumer:
 
     async def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages, see `lakequeue.Consumer.receive_many`."""
-        timeout = wait_s(timeout)
+        until, found = deadline_s(timeout), list[Message]()
         whole(most, "most", 0, BACKLOG_MAX)
         self.sync.check_open()
-        if most > 0:
-            await self._wait(timeout)
-        return self.sync.receive_many(most, 0)
+        while most > 0 and not found:
+            await self._wait(until)
+            found = self.sync.receive_many(most, 0)
+            if not self._connection.waits or time.monotonic() >= until:
+                break
+        return found
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they come, until the consumer is closed; on `memory://` until none is left.
         Raises NotConnected when the queue is deleted."""
         while not self.sync.is_closed:
-            await self._wait(None)
+            await self._wait(math.inf)
             if self.sync.is_closed:
                 break
             message = self.sync.receive(0)
@@ -289,7 +296,8 @@ class AsyncConsumer:
                 message = serving.begin()
             except LakequeueError as error:  # failing to reach Kafka must not end the consumer
                 self._connection.sync.report(str(error))
-                message = None
+                await asyncio.sleep(PAUSE_S)
+                continue
             if message is not None:
                 self._working = asyncio.create_task(self._one(message))
                 await asyncio.wait([self._working])
@@ -300,7 +308,7 @@ class AsyncConsumer:
                 self._arrived.clear()
                 await self._arrival(rest_s)
             else:
-                await self._wait(LOOK_S)
+                await self._wait(time.monotonic() + LOOK_S)
 
     async def _one(self, message: Message) -> None:
         try:

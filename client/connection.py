@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from datetime import UTC, datetime
@@ -21,9 +22,10 @@ from .session.runner import Runner, Threads
 from .session.session import Session
 from .session.transport import Transport
 from .spans import Spans
-from .values import time_ms
+from .values import deadline_s, time_ms
 
-FLUSH_S = 10.0
+FLUSH_S = 30.0  # for all producers together
+TRANSPORT_FLUSH_S = 10.0
 
 
 class Connection(Session):
@@ -120,8 +122,9 @@ class Connection(Session):
     def close(self) -> None:
         """Close producers and consumers, end the session, close the transport.
 
-        Closes everything, then raises the first error: Timeout for unanswered messages, Rejected
-        for refused messages nobody was told of, NotConnected if Kafka could not be reached.
+        Closes everything, then raises the first error: Timeout for messages without an answer after
+        30 s, Rejected for refused messages nobody was told of, NotConnected if Kafka could not be
+        reached.
         """
         if not self.is_open:
             return
@@ -134,8 +137,9 @@ class Connection(Session):
                 errors.append(error)
 
         try:
+            until = deadline_s(FLUSH_S)
             for producer in self._producers():
-                attempt(producer.close)
+                attempt(partial(producer.close, max(until - time.monotonic(), 0.0)))
         finally:  # also at Ctrl-C
             for consumer in list(self._consumers.values()):
                 attempt(consumer.close)
@@ -144,7 +148,7 @@ class Connection(Session):
             self.is_open = False
             self.wake()
             self.runner.stop()
-            self._transport.flush(FLUSH_S)
+            self._transport.flush(TRANSPORT_FLUSH_S)
             self._transport.close()
         if errors:
             raise errors[0]

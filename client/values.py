@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -103,6 +104,12 @@ def wait_s(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         raise ConfigError(f"timeout: {shown(value)} – allowed are seconds, and None for ever")
     return max(min(value, WAIT_S_MAX), 0)
+
+
+def deadline_s(timeout: object) -> float:
+    """When a timeout in seconds ends, by the monotonic clock; far away for None."""
+    seconds = wait_s(timeout)
+    return time.monotonic() + (WAIT_S_MAX if seconds is None else seconds)
 
 
 def duration_ms(value: object, what: str) -> int:

@@ -130,7 +130,6 @@ class Reason(enum.StrEnum):
     MALFORMED = "malformed"
     NO_TABLES = "no_tables"  # `durability: delta`, but the Delta tables are missing or behind
     SUPERSEDED = "superseded"  # a newer producer with the same id has started
-    MOVED = "moved"  # the queue is on another broker; clients send there by themselves
     # Reasons of dead messages (X5).
     REFUSED_BY_KAFKA = "refused_by_kafka"  # Kafka refused its delivery, not because of its size
     EXPIRED = "expired"

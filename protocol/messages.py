@@ -50,9 +50,8 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     for de-duplication and receipts (P1); ttl_ms: from publish (X4); priority: 0–255; deliver_at:
     epoch ms; delay_ms: from publish (L12); dmq: it may go to a dead message queue (P7); reply: the
     partition of ``<vpn>.receipts`` that the producer reads; count: the number of messages of a run,
-    else 0; durability: with ``delta`` the answer waits until the Delta tables have it; after: the
-    highest sequence for this destination that was refused as ``moved``; start: the name of this
-    start of the producer's program, whose sequences begin at 1 again (P1).
+    else 0; durability: with ``delta`` the answer waits until the Delta tables have it; start:
+    the name of this start of the producer's program, whose sequences begin at 1 again (P1).
     """
 
     to: Topic = ""
@@ -65,7 +64,6 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
     reply: int = 0
     count: int = 0
     durability: Annotated[str, msgspec.Meta(pattern="^(checkpoint|delta)$")] = "checkpoint"
-    after: int = 0
     start: Name = ""
     delay_ms: int | None = None
 
@@ -124,8 +122,6 @@ def decode_publish_header(value: bytes) -> PublishHeader:
         raise ValueError(f"start: {header.start!r} – needs 'producer', which is missing")
     if header.seq < 0 or (header.producer and header.seq == 0) or header.seq >= SEQUENCES:
         raise ValueError(f"seq: {header.seq} – allowed for a producer are 1 to below 2^61")
-    if not 0 <= header.after < 1 << 62:
-        raise ValueError(f"after: {header.after} – allowed are 0 to below 2^62")
     if not 0 <= header.count <= RUN_MAX:
         raise ValueError(f"count: {header.count} – allowed are 1 to {RUN_MAX} messages in a record")
     due = header.deliver_at

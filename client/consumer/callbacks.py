@@ -14,11 +14,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from ...protocol import LeaseLost
+from ...protocol import LakequeueError, LeaseLost
 from ..message import Message
 from .settling import Settling
 
@@ -27,15 +27,18 @@ log = logging.getLogger("lakequeue.client")
 REST_MS, REST_MS_MAX = 10, 1_000  # after the second failure, then twice as long each time
 
 Callback = Callable[[Message], Any]
+Take = Callable[[Collection[int], bool], Message | None]
 Join = Callable[[float], None]
 Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.serve`
 
 
 class CallbackRunner:
-    """One consumer's callback. over: tells whether the consumer is closed."""
+    """One consumer's callback. take: takes the next message out of the buffer. over: tells whether
+    the consumer is closed."""
 
-    def __init__(self, settling: Settling, over: Callable[[], bool]) -> None:
+    def __init__(self, settling: Settling, take: Take, over: Callable[[], bool]) -> None:
         self._settling = settling
+        self._take = take
         self._session = settling.session
         self._prefetch = settling.prefetch
         self._mode = settling.rule.mode
@@ -43,6 +46,7 @@ class CallbackRunner:
         self._callback: Callback | None = None
         self._calling = False
         self._failed: dict[int, float] = {}  # ids; until when they rest, by the session's clock
+        self._to_cancel: list[Message] = []  # failed ones that the engine does not know of yet
         self._alone = False  # callbacks run in a thread of their own
         self._join: Join = lambda _: None
 
@@ -125,16 +129,9 @@ class CallbackRunner:
 
     def begin(self) -> Message | None:
         """The next message for a callback; None if there is none."""
-        message = self._prefetch.hand_over(self._resting())
-        if message is None:
-            return None
-        if self._session.spans is not None:
-            self._session.spans.begin(message, self._prefetch.tracks(message))
-        if self._mode == "pre_ack":
-            self._settling.settle([message])
-        elif self._mode == "dups_ok":
-            self._settling.working = message
-        self._settling.freshen([message])
+        message = self._take(self._resting(), True)
+        if message is not None:
+            self._settling.freshen([message])
         return message
 
     def _failed_on(self, message: Message, error: BaseException) -> None:
@@ -145,9 +142,24 @@ class CallbackRunner:
             message.id, message.queue, message.delivery_count, exc_info=error,
         )  # fmt: skip
         self._failed[message.number] = self._session.clock_ms() + self._rest_ms(message)
-        if self._mode in ("auto", "dups_ok") and self._prefetch.holds(message):
-            with contextlib.suppress(LeaseLost):  # its lease ended meanwhile
-                message.cancel()
+        if self._mode in ("auto", "dups_ok"):
+            self._to_cancel.append(message)
+            self.cancel_failed()
+
+    def cancel_failed(self) -> None:
+        """Cancel messages whose callback failed. What Kafka does not take now is tried again at the
+        next `Consumer.tick`, because nobody else would settle these messages."""
+        with self._prefetch.lock:
+            failed, self._to_cancel = self._to_cancel, []
+            for at, message in enumerate(failed):
+                try:
+                    if self._prefetch.holds(message):
+                        message.cancel()
+                except LeaseLost:  # its lease ended meanwhile
+                    continue
+                except LakequeueError:
+                    self._to_cancel += failed[at:]
+                    raise
 
     def _rest_ms(self, message: Message) -> int:
         """How long a message rests after this failure."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..message import Message
 from ..session.requests import NAME_MAX
 from ..session.session import Session
 from ..session.transport import Record
-from ..values import function_of, text_of, truth, wait_s, whole
+from ..values import deadline_s, function_of, text_of, truth, whole
 from .binding import Binding
 from .callbacks import CallbackRunner
 from .prefetch import LIMIT, WINDOW_PERCENT, FlowArrivals, Leases, Prefetch
@@ -101,7 +102,7 @@ class Consumer:
         self._prefetch = Prefetch(session.clock_ms)
         self._lock = self._prefetch.lock
         self._settling = Settling(session, self._prefetch, self._arrivals, self._rule)
-        self.serving = CallbackRunner(self._settling, lambda: self._closed)
+        self.serving = CallbackRunner(self._settling, self._hand_over, lambda: self._closed)
         self._subscription: Binding | None = None
         self._untouched: list[int] = []  # ids sent to a lost subscription
         try:
@@ -201,37 +202,36 @@ class Consumer:
     def receive_many(self, most: int, timeout: float | None = None) -> list[Message]:
         """Up to ``most`` messages: waits up to ``timeout`` seconds for the first one, then takes
         what is already here. Returns an empty list if none comes. Raises as `receive`."""
-        timeout = wait_s(timeout)
         whole(most, "most", 0, BACKLOG_MAX)
         self.check_open()
-        out: list[Message] = []
-        if most > 0:
-            self._wait(timeout)
+        until, out = deadline_s(timeout), list[Message]()
+        while most > 0 and not out:
+            found = self._wait(max(until - time.monotonic(), 0.0))
             self.check_open()
-        while len(out) < most and (message := self._hand_over()) is not None:
-            out.append(message)
+            while len(out) < most and (message := self._hand_over()) is not None:
+                out.append(message)
+            if not found:  # otherwise it was returned or lost meanwhile: wait on
+                break
         self._settling.freshen(out)
         return out
 
-    def _wait(self, timeout: float | None) -> None:
-        """Wait until a message is here, or the consumer is closed."""
-        if not self.has_messages:
-            self._settling.dups_ok_due()
-            if self._rule.mode in ("auto", "pre_ack"):
-                self._settling.flush()
-            self._session.wait(lambda: self.has_messages or self._closed, timeout)
+    def _wait(self, timeout: float | None) -> bool:
+        """Wait until a message is here, or the consumer is closed; False if neither happens."""
+        if self.has_messages:
+            return True
+        self._settling.send_before_waiting()
+        return self._session.wait(lambda: self.has_messages or self._closed, timeout)
 
-    def _hand_over(self) -> Message | None:
-        message = self._prefetch.hand_over()
+    def _hand_over(
+        self, passed_over: Collection[int] = (), to_callback: bool = False
+    ) -> Message | None:
+        message = self._prefetch.hand_over(passed_over)
         if message is None:
             return None
         self._leases.begun(message.lease_ends, message.lease_ms)
         if self._session.spans is not None:
             self._session.spans.begin(message, self._prefetch.tracks(message))
-        if self._rule.mode in ("auto", "pre_ack"):
-            self._settling.settle([message])
-        elif self._rule.mode == "dups_ok":
-            self._settling.dups_ok()
+        self._settling.handed_over(message, to_callback)
         return message
 
     def __iter__(self) -> Iterator[Message]:
@@ -424,7 +424,7 @@ class Consumer:
         settling = self._settling
         do_every((
             settling.dups_ok_due, settling.flush_due, settling.send_transport_ack,
-            self._look_after_leases,
+            self._look_after_leases, self.serving.cancel_failed,
         ))  # fmt: skip
 
     def _look_after_leases(self) -> None:

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from ...protocol import ConfigError, LeaseLost, commands
+from ...protocol import ConfigError, LakequeueError, LeaseLost, commands
 from ...protocol.bounds import shown
 from ...protocol.checked import checked
 from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges, within
@@ -188,6 +188,29 @@ class Settling:
                 message.settled = True
                 self._acks.append(message.number)
 
+    def handed_over(self, message: Message, to_callback: bool) -> None:
+        """The application gets this message: acknowledge, if the mode says so. A command that
+        cannot be sent now must not keep the message from the application; `Consumer.tick` tries
+        again."""
+        try:
+            if self.rule.mode == "pre_ack" or (self.rule.mode == "auto" and not to_callback):
+                self.settle([message])
+            elif self.rule.mode == "dups_ok" and to_callback:
+                self.working = message
+            elif self.rule.mode == "dups_ok":
+                self.dups_ok()
+        except LakequeueError as error:
+            self.session.report(str(error))
+
+    def send_before_waiting(self) -> None:
+        """Send what need not wait for the next message."""
+        try:
+            self.dups_ok_due()
+            if self.rule.mode in ("auto", "pre_ack"):
+                self.flush()
+        except LakequeueError as error:  # see `handed_over`
+            self.session.report(str(error))
+
     def flush_due(self) -> None:
         """Send the collected acks if they have waited long enough."""
         if self._acks and self.session.clock_ms() - self._acks_since >= ACKS_WAIT_MS:
@@ -312,9 +335,12 @@ class Settling:
             for m in messages
             if 0 < m.lease_ends < clock_ms + m.lease_ms * FRESH_PART and self.prefetch.holds(m)
         ]
-        if late:
-            self.flush()
-            self.renew(late, None)
+        try:
+            if late:
+                self.flush()
+                self.renew(late, None)
+        except LakequeueError as error:  # see `handed_over`
+            self.session.report(str(error))
 
     def renew(self, messages: list[Message], period_ms: int | None) -> None:
         """Extend leases. The client counts from before it asks, so never longer than the engine."""

@@ -73,7 +73,6 @@ def _name(name: object) -> str:
 
 TEMPLATES_MAX = 1_000
 _SEQ = (1 << 61) - 1  # placeholder for the sequence number; no producer counts that far
-_AFTER = b',"after":'
 
 Template = tuple[bytes, bytes]
 
@@ -131,17 +130,6 @@ class Templates:
             raise ConfigError(str(error)) from error
         before, name, after = header.partition(b'"seq":%d' % _SEQ)
         return before + name[:6], after
-
-
-def sent_after(template: Template, seq: int) -> Template:
-    """The template with the highest sequence number that this destination has refused as moved;
-    unchanged for 0."""
-    if not seq:
-        return template
-    before, behind = template
-    if behind.startswith(_AFTER):
-        behind = behind.removeprefix(_AFTER).lstrip(b"0123456789")
-    return before, b"%b%d%b" % (_AFTER, seq, behind)
 
 
 def header_of(template: Template, seq: int, count: int = 0) -> bytes:

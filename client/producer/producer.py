@@ -7,17 +7,25 @@ them until the engine has answered. `moved_messages` follows queues to other bro
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 from uuid import uuid4
-
-import msgspec
 
 from ...protocol import ConfigError, NotConnected, Reason, Rejected, Timeout, WindowFull
 from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ..session.session import Answer, Session
-from ..values import content, delivery_ms, one_of, positive_ms, text_of, truth, wait_s, whole
+from ..values import (
+    content,
+    deadline_s,
+    delivery_ms,
+    one_of,
+    positive_ms,
+    text_of,
+    truth,
+    wait_s,
+    whole,
+)
 from .moved_messages import MovedMessages
 from .options import (
     HeaderOptions,
@@ -166,23 +174,25 @@ class Producer:
         headers: names and values, text or bytes. key: the Kafka record key. deliver_at: not before
         this moment, an aware datetime or ISO-8601 text; delay: not before this long from now (L12).
         ack_immediately: send at once instead of gathering a batch. dmq_eligible: may go to the dead
-        message queue. timeout: seconds to wait for the receipt; None for ever.
+        message queue. timeout: seconds to wait for the receipt, and before that while the window is
+        full; None for ever.
 
         Raises Rejected, with reason and queue, if the engine refuses the message. Raises Timeout if
         no answer came in time: the message may still be stored, see `unacknowledged`. Raises
-        ConfigError for a wrong argument, NotConnected if the producer is closed, WindowFull as set
-        by `on_full`. In mode `persistent_groupack` it does not wait, and `flush` raises Rejected.
-        The receipt is `discarded`, with the reason, if a queue's policy dropped the message (S4).
+        ConfigError for a wrong argument, WindowFull as set by `on_full`, and NotConnected if the
+        producer is closed or Kafka takes nothing: the message was not sent then. In mode
+        `persistent_groupack` it does not wait, and `flush` raises Rejected. The receipt is
+        `discarded`, with the reason, if a queue's policy dropped the message (S4).
         """
-        timeout_s = wait_s(timeout)
+        until = deadline_s(timeout)
         future = self.send_async(
             destination, payload, ttl=ttl, priority=priority, headers=headers, key=key,
             deliver_at=deliver_at, delay=delay, ack_immediately=ack_immediately,
-            delivery_mode=delivery_mode, dmq_eligible=dmq_eligible,
+            delivery_mode=delivery_mode, dmq_eligible=dmq_eligible, timeout=timeout,
         )  # fmt: skip
         self.send_gathered()
         if (delivery_mode or self.delivery_mode) == "persistent":
-            if not self._session.wait(future.done, timeout_s):
+            if not self._session.wait(future.done, max(until - time.monotonic(), 0.0)):
                 raise Timeout(f"no answer to a message for {destination!r} within {timeout} s")
             return future.result()
         return self.receipt_of(future)
@@ -192,7 +202,7 @@ class Producer:
         come. If the message is refused later, `flush` raises that."""
         with self._lock:
             sent.is_unwatched = True
-            if any(sent is one for one in self._moved_messages.waiting(sent.to) or ()):
+            if any(sent is one for one in self._moved_messages.waiting(sent.to)):
                 return Receipt(sent.seq, None)
             for window in self._windows.values():
                 if window.holds(sent):
@@ -213,14 +223,17 @@ class Producer:
         ack_immediately: bool = False,
         delivery_mode: str | None = None,
         dmq_eligible: bool | None = None,
+        timeout: float | None = SEND_TIMEOUT_S,
     ) -> Pending:
         """Send without waiting for the receipt. Arguments as for `send`.
 
         Returns a future (`concurrent.futures.Future`) that gives the `Receipt` or raises Rejected.
-        While `window` messages have no answer it blocks for up to 60 s, then raises Timeout. With
-        `on_full="raise"` it raises WindowFull at once, and nothing was sent (P5).
+        While `window` messages have no answer it blocks for up to ``timeout`` seconds (None: for
+        ever), then raises Timeout. With `on_full="raise"` it raises WindowFull at once. In both
+        cases nothing was sent (P5).
         """
         self._check_open()
+        until = deadline_s(timeout)
         to = destination_of(destination)
         mode = self.delivery_mode
         if delivery_mode is not None:
@@ -236,39 +249,37 @@ class Producer:
         # All arguments are checked now.
         number = self._session.broker_of(to)
         window = self._window(number)
-        if persistent and self._in_window(window, to) >= self._window_size:
-            self._wait_for_room(window, to)
         if self._session.spans is not None:
             own = headers_of(self._session.spans.published(to, headers))
         sent = Pending(self._session.changed, to, (data, record_key, own, template))
-        while not self._sent(window, number, sent, persistent, ack_immediately):
-            self._wait_for_room(window, to)  # other threads were faster: an answer wakes them all
-        return sent
+        while True:
+            with self._lock:
+                if not persistent or self._in_window(window, to) < self._window_size:
+                    self._send(sent, number, persistent, ack_immediately)
+                    return sent
+            self._wait_for_room(window, to, until)
 
-    def _sent(
-        self, window: Window, number: int, sent: Pending, persistent: bool, ack_immediately: bool
-    ) -> bool:
-        """Number and send a message, if the window has room for it (P5). number: the broker's."""
-        data, key, own, _ = sent.record
-        with self._lock:
-            if persistent and self._in_window(window, sent.to) >= self._window_size:
-                return False
-            if len(self._windows) > 1:
-                self._moved_messages.goes_to(sent.to, number)
-            if persistent and self._moved_messages.waiting(sent.to) is not None:
-                self._moved_messages.behind(sent)
-                return True
-            window.number(sent, persistent)
-            if not persistent:
-                settle(sent, 0)
-            if key is None and own is None and len(data) < RUN_BYTES:
-                window.sends.add(sent.seq, data, sent.record[-1])
+    def _send(self, sent: Pending, number: int, persistent: bool, ack_immediately: bool) -> None:
+        """Send a message to the broker with this number, or let it wait for its moving queue."""
+        window = self._windows[number]
+        if persistent and len(self._windows) > 1 and self._moved_messages.hold(sent, number):
+            return
+        window.number(sent, persistent)
+        if not persistent:
+            settle(sent, 0)
+        data, key, headers, template = sent.record
+        try:
+            if key is None and headers is None and len(data) < RUN_BYTES:
+                window.sends.add(sent.seq, data, template)
                 if ack_immediately:
                     window.sends.send()
             else:
                 window.sends.send()
-                self._send_alone(window, sent)
-        return True
+                window.sends.alone(sent.seq, data, key, headers, template)
+        except (NotConnected, Rejected):  # Kafka's client did not take it
+            if window.holds(sent):
+                window.take_back(sent)
+            raise
 
     def _options(
         self,
@@ -302,15 +313,6 @@ class Producer:
                 return options._replace(delay_ms=at - now_ms)
         return options._replace(at=at)
 
-    def _send_alone(self, window: Window, sent: Pending) -> None:
-        """Send as a record of its own. Raises Rejected, without sending, if Kafka's client finds it
-        too large."""
-        try:
-            window.sends.alone(sent.seq, *sent.record)
-        except Rejected:
-            window.take_back(sent)
-            raise
-
     def send_gathered(self) -> None:
         """Send the messages that were gathered while another record was on its way."""
         with self._lock:
@@ -319,10 +321,11 @@ class Producer:
 
     def _in_window(self, window: Window, destination: str) -> int:
         """How many messages have no answer yet, including those that wait for a moving queue."""
-        return len(window) + len(self._moved_messages.waiting(destination) or ())
+        return len(window) + len(self._moved_messages.waiting(destination))
 
-    def _wait_for_room(self, window: Window, destination: str) -> None:
+    def _wait_for_room(self, window: Window, destination: str, until: float) -> None:
         self.send_gathered()
+        left_s = max(until - time.monotonic(), 0.0)
 
         def room() -> bool:
             return self._closed or self._in_window(window, destination) < self._window_size
@@ -332,12 +335,12 @@ class Producer:
                 f"window: {self._window_size} messages are without an answer, the most it allows; "
                 "wait, call flush(), or make the window larger"
             )
-        found = self._session.wait(room, SEND_TIMEOUT_S)
+        found = self._session.wait(room, left_s)
         self._check_open()
         if not found:
             raise Timeout(
                 f"window: {self._window_size} messages are without an answer, and none came within "
-                f"{SEND_TIMEOUT_S:.0f} s; is the engine running? (lakequeue doctor)"
+                f"{left_s:.3g} s; is the engine running? (lakequeue doctor)"
             )
 
     # ------------------------------------------------------------ what became of it
@@ -356,7 +359,7 @@ class Producer:
         if left := self._waiting():
             if self._closed or not self._session.is_open:
                 raise self._session.closed(f"closed with {left} messages without an answer")
-            raise Timeout(f"{left} messages without an answer after {timeout} s")
+            raise Timeout(f"{left} messages without an answer after {timeout_s or 0:.3g} s")
         for window in list(self._windows.values()):
             window.raise_refused()
 
@@ -405,21 +408,14 @@ class Producer:
 
     def on_receipt(self, value: Answer) -> None:
         """Take an answer of the engine. Called by the session."""
-        number = value.get("broker", 0)
-        window = self._windows.get(number)
+        window = self._windows.get(value.get("broker", 0))
         if window is None or value.get("start", "") != self._start:
             return
         for nack in value["nacks"]:
             if nack["reason"] == Reason.SUPERSEDED:
                 self._superseded = nack["detail"]
 
-        def moved(sent: Pending | None, nack: dict[str, Any]) -> None:
-            window.note_moved(nack["queue"], nack["seq"])
-            if sent is not None:
-                self._session.learn(nack["queue"], msgspec.json.decode(nack["detail"]))
-                self._moved_messages.refused(number, sent)
-
-        window.on_receipt(value, moved)
+        window.on_receipt(value)
         if len(self._moved_messages):
             with self._lock:
                 self._moved_messages.go_on()

@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...protocol import NotConnected, Reason, Rejected
+from ...protocol import NotConnected, Rejected
 from ...protocol.messages import HEADER, RUN_MAX, encode_run
 from ..session.session import Session
-from .options import Template, header_of, sent_after
+from .options import Template, header_of
 from .receipts import Pending, settle_all
 
 RUN_BYTES = 32_000
@@ -121,15 +121,13 @@ class Batcher:
 
 
 RETRANSMIT_MAX_S = 60.0
-MOVED_MOST = 1_000  # destinations that a window remembers as moved
-Moved = Callable[[Pending | None, dict[str, Any]], None]  # None: it was answered already
 
 
 class Window:
     """A producer's unanswered messages at one broker, under the producer's lock.
 
     sends: sends them. sequence: the next message's number. size: the most refused messages kept for
-    `flush`. moved: by destination, the highest sequence that this broker has refused as moved.
+    `flush`.
     """
 
     def __init__(
@@ -138,7 +136,6 @@ class Window:
     ) -> None:  # fmt: skip
         self.sends = sends
         self.sequence = sequence
-        self.moved: dict[str, int] = {}
         self._lock = lock
         self._pub_ack_s = self._patience_s = pub_ack_s
         self._size = size
@@ -154,11 +151,7 @@ class Window:
         return len(self._waiting)
 
     def number(self, sent: Pending, persistent: bool = True) -> None:
-        """Number a message that is about to be sent, or that another broker refused. persistent:
-        the engine will answer it."""
-        if self.moved:
-            *content, template = sent.record
-            sent.record = (*content, sent_after(template, self.moved.get(sent.to, 0)))
+        """Number a message that is about to be sent. persistent: the engine will answer it."""
         if persistent:
             sent.seq, sent.at = self.sequence, time.monotonic()
             self.sequence += 1
@@ -166,15 +159,8 @@ class Window:
 
     def take_back(self, sent: Pending) -> None:
         """The message was not sent; its number goes to the next one."""
-        self._waiting.pop(sent.seq, None)
-        if sent.seq:
-            self.sequence = sent.seq
-
-    def note_moved(self, to: str, seq: int) -> None:
-        """The broker refused a message as moved; later headers say so."""
-        self.moved[to] = max(self.moved.pop(to, 0), seq)
-        if len(self.moved) > MOVED_MOST:
-            del self.moved[next(iter(self.moved))]
+        del self._waiting[sent.seq]
+        self.sequence = sent.seq
 
     def holds(self, sent: Pending) -> bool:
         """True if this message has no answer yet."""
@@ -208,9 +194,8 @@ class Window:
         closed = NotConnected("closed before the engine answered")
         settle_all([(sent, 0, closed) for sent in waiting])
 
-    def on_receipt(self, value: dict[str, Any], moved: Moved) -> None:
-        """Take the engine's answer and resolve futures. moved: called under the lock for messages
-        whose queue has left the broker."""
+    def on_receipt(self, value: dict[str, Any]) -> None:
+        """Take the engine's answer and resolve futures."""
         settled: list[tuple[Pending, int, Rejected | None]] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
@@ -232,11 +217,8 @@ class Window:
                     if sent is not None:
                         settled.append((sent, number + seq - first if number else 0, None))
             for nack in value["nacks"]:
-                seq = nack["seq"] - base
-                sent = waiting.pop(seq, None)
-                if nack["reason"] == Reason.MOVED:
-                    moved(sent, {**nack, "seq": seq})
-                elif sent is not None:
+                sent = waiting.pop(nack["seq"] - base, None)
+                if sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     if sent.is_unwatched:
                         self._keep_refused(sent, error)

@@ -72,7 +72,7 @@ class BrokerRequests:
         self._credentials = credentials
         self._signed = itertools.count(1)
         self.spans: Spans | None = None  # see `Connection.trace`
-        self._names = 0
+        self._names = itertools.count(1)
         self._pid = os.getpid()
         self._asked: dict[str, Callable[[Answer], None]] = {}
         self._spoken_to = {number}  # brokers that may know this session
@@ -234,8 +234,7 @@ class BrokerRequests:
 
     def new_name(self, base: str) -> str:
         """A name that no other session uses."""
-        self._names += 1
-        return f"{base}-{self.runner.tag}-{self._names}"
+        return f"{base}-{self.runner.tag}-{next(self._names)}"
 
     def publish(
         self,

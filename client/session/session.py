@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -21,7 +22,7 @@ from ...protocol.duties import do_every
 from ...protocol.errors import Moved
 from ...protocol.signing import Credentials
 from ...protocol.wire import FRAMING
-from .requests import IDLE_LOOK_FOR_OTHERS_S, Answer, BrokerRequests
+from .requests import IDLE_LOOK_FOR_OTHERS_S, LOOK_AGAIN_S, Answer, BrokerRequests
 from .runner import Runner
 from .transport import Record, Transport
 
@@ -52,7 +53,7 @@ class Producing(Protocol):
     def on_receipt(self, value: Answer) -> None: ...
     def retransmit(self, now_s: float) -> None: ...
     def send_gathered(self) -> None: ...
-    def close(self) -> None: ...
+    def close(self, timeout: float) -> None: ...
 
 
 class Session(BrokerRequests):
@@ -69,6 +70,7 @@ class Session(BrokerRequests):
         self._hooks: dict[Consuming, Callable[[], None]] = {}
         self.is_silent = False  # the engine did not answer the last close
         self._subscribing = False  # consumers are being bound again
+        self._arrived: deque[Record] = deque()  # not handed to their listeners yet
         self._lost: set[int] = set()  # brokers that missed its heartbeats
         self._follow: set[Consuming] = set()  # consumers whose queue moved
         self._last_heartbeat = time.monotonic()
@@ -80,7 +82,7 @@ class Session(BrokerRequests):
     def attach_consumer(self, subscription: str, consumer: Consuming) -> None:
         """Send deliveries of this subscription to this consumer; its earlier subscriptions are
         forgotten."""
-        for name in [n for n, c in self._consumers.items() if c is consumer]:
+        for name in [n for n, c in list(self._consumers.items()) if c is consumer]:
             self._forget(name)
         self._consumers[subscription] = consumer
 
@@ -118,11 +120,21 @@ class Session(BrokerRequests):
 
     def receive(self, timeout_s: float) -> None:
         """Hand what arrives within ``timeout_s`` to its listeners."""
-        records = self._transport.poll(timeout_s)
-        duties: list[Callable[[], None]] = [partial(self._dispatch, record) for record in records]
-        if records:
-            duties += [self.wake, lambda: do_every(list(self._hooks.values()))]
-        do_every(duties)
+        arrived = self._arrived
+        arrived.extend(self._transport.poll(0 if arrived else timeout_s))
+        if arrived:
+            duties = (partial(self._dispatch, record) for record in self._take_arrived())
+            do_every((lambda: do_every(duties), self.wake, self._call_hooks))
+
+    def _call_hooks(self) -> None:
+        do_every(list(self._hooks.values()))
+
+    def _take_arrived(self) -> Iterator[Record]:
+        """The records in their order. A listener that waits for an answer leads to `receive` again,
+        which takes what is left here before anything newer."""
+        with suppress(IndexError):  # another thread may take the last one, on memory://
+            while self._arrived:
+                yield self._arrived.popleft()
 
     def _dispatch(self, record: Record) -> None:
         name = (record.key or b"").decode("utf-8", "replace")
@@ -231,6 +243,8 @@ class Session(BrokerRequests):
                 if not self.runner.waits:  # on memory:// try again at the next call
                     self._follow.update(lost)
                     break
+                if lost:
+                    time.sleep(LOOK_AGAIN_S)
         finally:
             self._subscribing = False
 
@@ -240,7 +254,8 @@ class Session(BrokerRequests):
             consumer.subscribe()
         except LakequeueError as error:
             self.report(f"subscribing to {consumer.queue!r} again failed: {error}")
-            if isinstance(error, Timeout | Moved):  # the engine or the queue may come back
+            # Kafka, the engine or the queue may come back.
+            if isinstance(error, NotConnected | Timeout | Moved):
                 return False
             consumer.on_end(f"subscribing again failed: {error}")
         return True

@@ -28,7 +28,6 @@ from ...definitions.bridge import (
     parse_bridge,
 )
 from ...definitions.definition_values import ENDPOINT_PREFIX
-from ...protocol.errors import Reason
 from ...state.queue.broker import Broker
 from ...state.queue.header import Subscription
 from ...state.queue.queue import Queue
@@ -154,8 +153,7 @@ def hold_lane(
         if not is_told:
             _tell_blocked(broker, link, lane, held)
         return held
-    soon = progress or held.opening or reason == Reason.MOVED  # a moving queue arrives soon
-    held.tries = 1 if soon else held.tries + 1
+    held.tries = 1 if progress or held.opening else held.tries + 1
     held.opening = False
     held.destination, held.reason = destination, reason
     if held.endpoint != endpoint:

@@ -1,0 +1,217 @@
+"""Kafka takes nothing for a while: nothing is lost, stuck or sent twice, and nobody is closed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from client.threaded import Held, Threaded, connect, wait_for
+from lakequeue.definitions import parse_configuration
+from lakequeue.memory import MemoryEngine
+from lakequeue.protocol import NotConnected, Timeout
+
+
+class Away(Held):
+    """Kafka takes no command of these kinds, or no message."""
+
+    refuses: tuple[str, ...] = ()
+    _tried = 0
+
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        self._check(msgspec.json.decode(value)["command"])
+        super().command(topic, key, value, partition)
+
+    def publish(self, *given: Any) -> None:
+        self._check("publish")
+        super().publish(*given)
+
+    def _check(self, kind: str) -> None:
+        if kind in self.refuses:
+            self._tried += 1
+            raise NotConnected("Kafka is away")
+
+    def back(self) -> None:
+        """Wait until something was refused; Kafka takes everything again."""
+        wait_for(lambda: self._tried)
+        self.refuses = ()
+
+
+def receive_one(consumer: Any) -> list[Any]:
+    return [consumer.receive(5)]
+
+
+def receive_both(consumer: Any) -> list[Any]:
+    return consumer.receive_many(2, 5)
+
+
+def call_back(consumer: Any) -> list[Any]:
+    got: list[Any] = []
+    consumer.on_message(got.append)
+    wait_for(lambda: len(got) == 2)
+    return got
+
+
+@pytest.mark.parametrize("how", [receive_one, receive_both, call_back])
+@pytest.mark.parametrize("mode", ["auto", "pre_ack", "dups_ok"])
+def test_C4_an_ack_that_waits_keeps_no_message_from_the_application(
+    mode: str, how: Callable[[Any], list[Any]]
+) -> None:
+    bench = Threaded(Away)
+    bench.connection.runner.acks_most = 1
+    consumer = bench.connection.consumer("orders", ack_mode=mode, max_backlog=2)
+    bench.wire.refuses = ("ack",)
+    for n in range(2):
+        bench.send({"n": n}, timeout=5)
+    got: list[Any] = []
+    while len(got) < 2:
+        got += how(consumer)
+    assert [m.payload for m in got] == [b'{"n": 0}', b'{"n": 1}']
+    assert consumer.receive(0) is None
+    bench.wire.back()
+    wait_for(lambda: bench.seen()["depth"] == 0)
+
+
+def test_L10_a_renewal_that_waits_keeps_no_message_from_the_callback() -> None:
+    bench = Threaded(Away, lease_period="1h")
+    bench.send(timeout=5)
+    consumer = bench.consumer(ack_mode="auto")
+    bench.waiting(consumer, 1)
+    consumer._prefetch.buffer[0].lease_ends -= 1_000_000  # it has waited long
+    bench.wire.refuses = ("renew",)
+    got: list[Any] = []
+    consumer.on_message(got.append)
+    wait_for(lambda: bench.seen()["depth"] == 0)
+    assert len(got) == 1
+
+
+@pytest.mark.parametrize("mode", ["auto", "dups_ok"])
+def test_C4_a_failed_message_is_canceled_as_soon_as_kafka_is_back(mode: str) -> None:
+    bench = Threaded(Away)
+    bench.send(timeout=5)
+    consumer = bench.consumer(ack_mode=mode)
+    bench.wire.refuses = ("cancel",)
+    counts: list[int] = []
+
+    def fail_once(message: Any) -> None:
+        counts.append(message.delivery_count)
+        if len(counts) == 1:
+            raise ValueError("a mistake of the application")
+
+    consumer.on_message(fail_once)
+    bench.wire.back()
+    wait_for(lambda: counts == [1, 2])
+
+
+def test_C3_a_consumer_is_bound_again_when_kafka_is_back() -> None:
+    bench = Threaded(Away)
+    consumer = bench.consumer(ack_mode="auto")
+    bench.wire.refuses = ("unsubscribe",)
+    bench.connection._lost.add(consumer.broker)
+    bench.wire.back()
+    bench.send(timeout=5)
+    assert consumer.receive(10).payload == b"{}"
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["gathered", "alone"])
+def test_P1_a_message_that_kafka_did_not_take_was_not_sent(options: dict[str, Any]) -> None:
+    bench = Threaded(Away, message_type="text")
+    bench.wire.refuses = ("publish",)
+    with pytest.raises(NotConnected, match="Kafka is away"):
+        bench.producer.send_async("orders", "a", **options)
+    assert bench.producer.unacknowledged() == []
+    bench.wire.refuses = ()
+    assert bench.producer.send("orders", "b", **options).sequence == 1, "no number is left out"
+    assert bench.stored() == [b"b"]
+
+
+def test_P1_messages_for_a_queue_that_moved_are_not_lost() -> None:
+    """They wait for the old broker's answers; then Kafka does not take them for the new one."""
+    queue = {"name": "q", "message_type": "text", "type": "LocalQueue", "broker": "b"}
+    home = MemoryEngine(parse_configuration({"brokers": ["a", "b"], "queues": [queue]}))
+    connection, wire = connect(home, kind=Away, number=0)
+    producer = connection.producer(pub_ack_time="100ms")
+    wire.let_go.clear()
+    sent = []
+    for hosts in ({}, {"b": 1}):
+        connection.learn("q", hosts)
+        sent += [producer.send_async("q", str(n)) for n in range(len(sent), len(sent) + 3)]
+        producer.send_gathered()
+    wire.refuses = ("publish",)
+    wire.let_go.set()
+    wire.back()
+    producer.flush(10)
+    assert [m.payload for m in connection.admin().browse("q")] == [b"%d" % n for n in range(6)]
+    assert [int(one.result(0).message_id or 0) >> 48 for one in sent] == [0, 0, 0, 1, 1, 1]
+
+
+# ---------------------------------------------------------------- the engine is away
+
+
+@pytest.mark.parametrize("timeout", [0, 0.2])
+def test_P5_send_waits_for_room_no_longer_than_its_timeout(timeout: float) -> None:
+    bench = Threaded(Held)
+    producer = bench.connection.producer(window=1)
+    bench.wire.let_go.clear()
+    producer.send_async("orders", "{}")
+    with pytest.raises(Timeout, match=f"none came within {timeout} s"):
+        producer.send("orders", "{}", timeout=timeout)
+    bench.wire.let_go.set()
+
+
+def test_P5_threads_that_send_at_once_keep_to_the_window() -> None:
+    """Both have seen that there is room; one of them is faster."""
+    bench = Threaded(Held)
+    producer = bench.connection.producer(window=1)
+    bench.wire.let_go.clear()
+    threads = [
+        threading.Thread(target=producer.send_async, args=("orders", "{}")) for _ in range(2)
+    ]
+    with producer._lock:  # both wait here
+        for thread in threads:
+            thread.start()
+        time.sleep(0.2)
+    wait_for(lambda: producer.unacknowledged())
+    time.sleep(0.2)
+    assert len(producer.unacknowledged()) == 1
+    bench.wire.let_go.set()
+    for thread in threads:
+        thread.join(10)
+    producer.flush(10)
+
+
+def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.client.connection.FLUSH_S", 0.5)
+    bench = Threaded(Held)
+    producers = [bench.connection.producer() for _ in range(5)]
+    bench.wire.let_go.clear()
+    for producer in producers:
+        producer.send_async("orders", "{}")
+    started = time.monotonic()
+    with pytest.raises(Timeout, match=r"1 messages without an answer after 0\.5 s"):
+        bench.connection.close()
+    assert time.monotonic() - started < 2
+
+
+def test_O1_a_callback_that_waits_for_another_receipt_gets_it() -> None:
+    """Both receipts have come at once, with deliveries behind them that stay in order."""
+    bench = Threaded(Held)
+    consumer = bench.consumer(backlog=10)
+    other = bench.connection.producer()
+    bench.wire.let_go.clear()
+    sent = bench.producer.send_async("orders", b"0")
+    outcome: list[Any] = []
+
+    def wait_for_the_other(_: object) -> None:
+        other.flush(10)
+        outcome.append(other.unacknowledged())
+
+    sent.add_done_callback(wait_for_the_other)
+    for n in range(1, 4):
+        other.send_async("orders", b"%d" % n)
+    bench.wire.let_go.set()
+    assert [m.payload for m in (consumer.receive(5) for _ in range(4))] == [b"0", b"1", b"2", b"3"]
+    assert outcome == [[]]
