@@ -28,6 +28,7 @@ BACKLOG_MAX = 10_000
 COMMON: dict[str, Any] = {"message_type": "json", "priority": "/@priority"}
 COMMON["max_per_subscription_backlog"] = BACKLOG_MAX
 JOIN_S = 0.1
+AGAIN_S = 1.0
 log = logging.getLogger("lakequeue.tasks")
 
 
@@ -81,16 +82,27 @@ class LakequeueBroker(Broker):
 
     def enqueue(self, message: Message, *, delay: int | None = None) -> Message:
         """Publish; returns when the message is stored. delay: in milliseconds. Raises Timeout if
-        there is no answer in a minute. A worker's thread waits on: Dramatiq acknowledges a message
-        even if its retry could not be sent."""
-        self._admin_for(message.queue_name)  # which opens the connection
+        there is no answer in a minute, NotConnected if Kafka takes nothing. A worker's thread goes
+        on: Dramatiq acknowledges a message even if its retry could not be sent."""
+        self._admin_for(message.queue_name)
+        connection = self.connection
         delay_s = delay / 1000 if delay else None
         priority = message.options.get("broker_priority") or 0
         self.emit_before("enqueue", message, delay)
-        wait_s = None if isinstance(threading.current_thread(), _WorkerThread) else SEND_TIMEOUT_S
-        self._producer.send(
-            message.queue_name, message.encode(), priority=priority, delay=delay_s, timeout=wait_s
-        )
+        patient = isinstance(threading.current_thread(), _WorkerThread)
+        send = partial(
+            self._producer.send, message.queue_name, message.encode(), priority=priority,
+            delay=delay_s, timeout=None if patient else SEND_TIMEOUT_S,
+        )  # fmt: skip
+        while True:
+            try:
+                send()
+                break
+            except NotConnected as error:  # it was not sent
+                if not patient or not connection.is_open:
+                    raise
+                log.warning("%s; sending again", error)
+                time.sleep(AGAIN_S)
         self.emit_after("enqueue", message, delay)
         return message
 
@@ -156,9 +168,11 @@ class _Subscribed(Consumer):
     def _settle(self, how: Callable[[], None]) -> None:
         try:
             how()
+            self._consumer.send_acks()
         except LeaseLost as error:  # the connection was lost meanwhile: somebody else has it
             log.warning("%s", error)
-        self._consumer.send_acks()
+        except NotConnected as error:  # Dramatiq tries again
+            raise ConnectionClosed(error) from None
 
     def close(self) -> None:
         self._consumer.close()

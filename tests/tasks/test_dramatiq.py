@@ -12,8 +12,10 @@ import lakequeue
 import pytest
 from dramatiq import Worker, actor
 from dramatiq.errors import QueueJoinTimeout, QueueNotFound
-from lakequeue.client import Producer
+from dramatiq.worker import _WorkerThread
+from lakequeue.client import Message, Producer
 from lakequeue.client.producer.producer import SEND_TIMEOUT_S
+from lakequeue.protocol import NotConnected
 from lakequeue.tasks import dramatiq_broker
 from lakequeue.tasks.dramatiq_broker import LakequeueBroker
 from tasks.noted import WAIT_S, Noted
@@ -117,6 +119,34 @@ def test_what_a_worker_holds_returns_when_it_stops(bench: DramatiqBench) -> None
     left = bench.admin.browse("default")
     assert [(m.state, m.delivery_count) for m in left] == [("ready", 0)] * 2, "nobody tried (L5)"
     assert bench.describe("default")["counters"]["canceled"] == 0
+
+
+@pytest.mark.parametrize("kind", ["send", "reject"])
+def test_what_kafka_does_not_take_is_tried_again(
+    bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A retry, or the end of a message that failed for good."""
+    monkeypatch.setattr(dramatiq_broker, "AGAIN_S", 0)
+    monkeypatch.setattr("dramatiq.worker.POST_PROCESS_MESSAGE_RETRY_DELAY_SECS", 0)
+    of = Producer if kind == "send" else Message
+    really, refused = getattr(of, kind), []
+
+    def once(*given: Any, **options: Any) -> Any:
+        if not refused and isinstance(threading.current_thread(), _WorkerThread):
+            refused.append(kind)
+            raise NotConnected("Kafka is away")
+        return really(*given, **options)
+
+    def fail(what: int) -> None:
+        bench.note(what)
+        raise ValueError("a mistake of the application")
+
+    bench.actor(fail, max_retries=1, min_backoff=1).send(1)
+    monkeypatch.setattr(of, kind, once)
+    with bench.worker():
+        assert bench.wait(2) == [1, 1]
+        bench.work_off()
+    assert (refused, len(bench.admin.browse("dead"))) == ([kind], 1)
 
 
 def test_threads_that_begin_at_once_share_a_connection(
