@@ -31,8 +31,8 @@ class Redriven:
 
     moved, stayed: numbers of messages. queues: how many went to each queue. why: how many stayed,
     by reason: a reason for refusing a message, or `leased` (a consumer of the dead message queue
-    holds it), `not_dead` (it was published there), `no_such_queue`, `queue_moves` (to another
-    broker, right now), `filter`, `already_there`, `keeps_last_message`, `failed`.
+    holds it), `not_dead` (it was published there), `no_such_queue`, `filter`,
+    `already_there`, `keeps_last_message`, `failed`.
     """
 
     moved: int

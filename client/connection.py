@@ -18,9 +18,7 @@ from ..protocol.signing import Credentials
 from .admin import Admin
 from .consumer.consumer import Consumer
 from .producer.producer import Producer
-from .session.runner import Runner, Threads
 from .session.session import Session
-from .session.transport import Transport
 from .spans import Spans
 from .values import deadline_s, time_ms
 
@@ -31,17 +29,6 @@ TRANSPORT_FLUSH_S = 10.0
 class Connection(Session):
     """A connection to an engine, made by `lakequeue.connect`. Safe to use from several threads.
     Close it, or use it in a ``with`` statement."""
-
-    def __init__(
-        self,
-        transport: Transport,
-        vpn: str,
-        client_name: str,
-        runner: Runner | None = None,
-        number: int = 0,
-        credentials: Credentials | None = None,
-    ) -> None:
-        super().__init__(transport, runner or Threads(), vpn, client_name, number, credentials)
 
     def producer(self, **options: Any) -> Producer:
         """Make a producer; see `Producer` for the options and errors. Raises NotConnected if the

@@ -39,9 +39,6 @@ class Inline(Runner):
         self._session = session
         self._engine.attend(self)
 
-    def stop(self) -> None:
-        """See `Runner.stop`."""
-
     @property
     def is_open(self) -> bool:
         return self._session.is_open

@@ -30,7 +30,7 @@ from ...protocol.ids import Ranges, within
 from ...protocol.outputs import Deliveries
 from ..message import Holder, Message
 from ..session.transport import Record
-from ..values import duration_ms, positive_ms
+from ..values import duration_ms, positive_ms, whole
 
 SEEN_MAX = 200_000  # delivery numbers that are remembered
 WINDOW_PERCENT = 60
@@ -223,9 +223,7 @@ class Prefetch:
         """Take out this message and those waiting behind it, so that they come back in order."""
         with self.lock:
             waiting = self.waiting()
-            at = next((i for i, m in enumerate(waiting) if m is first), len(waiting))
-            self._remove(waiting[at:])
-            return waiting[at:]
+            return self.take_untouched(waiting.index(first)) if first in waiting else []
 
     def _remove(self, messages: Iterable[Message]) -> None:
         gone = {id(m) for m in messages}
@@ -241,8 +239,7 @@ class FlowArrivals:
     __slots__ = ("_first_at", "_gather_ms", "_next", "_percent", "_time_ms", "_told")
 
     def __init__(self, percent: int, time: str | float, gather_ms: int) -> None:
-        if isinstance(percent, bool) or not isinstance(percent, int) or not 1 <= percent <= 100:
-            raise ConfigError(f"transport_ack_window: {percent!r} – allowed are 1 to 100 percent")
+        whole(percent, "transport_ack_window", 1, 100)
         time_ms = duration_ms(time, "transport_ack_time")
         if not TIME_MS_MIN <= time_ms <= TIME_MS_MAX:
             raise ConfigError(

@@ -45,7 +45,7 @@ class MovedMessages:
         held = self._queues.get(queue)
         return [] if held is None else held.messages
 
-    def hold(self, sent: Pending, number: int) -> bool:
+    def keep_back(self, sent: Pending, number: int) -> bool:
         """Keep a message that is about to be sent to this broker, if an earlier one for its queue
         is unanswered at another broker. Returns whether it has to wait."""
         queue = sent.to

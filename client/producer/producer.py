@@ -262,7 +262,7 @@ class Producer:
     def _send(self, sent: Pending, number: int, persistent: bool, ack_immediately: bool) -> None:
         """Send a message to the broker with this number, or let it wait for its moving queue."""
         window = self._windows[number]
-        if persistent and len(self._windows) > 1 and self._moved_messages.hold(sent, number):
+        if persistent and len(self._windows) > 1 and self._moved_messages.keep_back(sent, number):
             return
         window.number(sent, persistent)
         if not persistent:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures._base import FINISHED, RUNNING
+from dataclasses import dataclass
 from typing import Any
 
 from ...protocol import LakequeueError
@@ -20,6 +21,7 @@ log = logging.getLogger("lakequeue.client")
 ON_DEMAND = frozenset(("_waiters", "_done_callbacks"))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Receipt:
     """What the engine answered to a sent message.
 
@@ -30,21 +32,11 @@ class Receipt:
     is that message's receipt (P1).
     """
 
-    __slots__ = ("duplicate", "message_id", "queue", "reason", "sequence")
-
-    def __init__(
-        self,
-        sequence: int,
-        message_id: str | None,
-        reason: str | None = None,
-        queue: str | None = None,
-        duplicate: bool = False,
-    ) -> None:
-        self.sequence = sequence
-        self.message_id = message_id
-        self.reason = reason
-        self.queue = queue
-        self.duplicate = duplicate
+    sequence: int
+    message_id: str | None
+    reason: str | None = None
+    queue: str | None = None
+    duplicate: bool = False
 
     @property
     def discarded(self) -> bool:

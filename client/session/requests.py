@@ -56,7 +56,7 @@ class BrokerRequests:
     queue."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
+        self, transport: Transport, vpn: str, client_name: str, runner: Runner, number: int,
         credentials: Credentials | None,
     ) -> None:  # fmt: skip
         self._transport = transport

@@ -81,7 +81,7 @@ class Runner(Protocol):
         holds."""
 
     def sent(self) -> None:
-        """Something was sent to the engine."""
+        """Something was sent to the engine. Where a thread gets the answers, nothing is to do."""
 
     def gathering(self) -> None:
         """What producers have gathered may be sent now."""
@@ -171,12 +171,6 @@ class Threads(Runner):
         with session.changed:
             session.changed.wait_for(lambda: condition() or not session.is_open, timeout)
             return condition()
-
-    def sent(self) -> None:
-        """See `Runner.sent`: the reader thread gets the answers, so there is nothing to do."""
-
-    def ended(self, subscription: str) -> None:
-        """See `Runner.ended`: other subscriptions may need the session."""
 
     def gathering(self) -> None:
         """See `Runner.gathering`: wakes the thread that sends."""

@@ -23,7 +23,7 @@ from ...protocol.errors import Moved
 from ...protocol.signing import Credentials
 from ...protocol.wire import FRAMING
 from .requests import IDLE_LOOK_FOR_OTHERS_S, LOOK_AGAIN_S, Answer, BrokerRequests
-from .runner import Runner
+from .runner import Runner, Threads
 from .transport import Record, Transport
 
 __all__ = ["Answer", "Consuming", "Producing", "Session"]
@@ -61,10 +61,10 @@ class Session(BrokerRequests):
     from any thread."""
 
     def __init__(
-        self, transport: Transport, runner: Runner, vpn: str, client_name: str, number: int,
-        credentials: Credentials | None,
+        self, transport: Transport, vpn: str, client_name: str, runner: Runner | None = None,
+        number: int = 0, credentials: Credentials | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(transport, runner, vpn, client_name, number, credentials)
+        super().__init__(transport, vpn, client_name, runner or Threads(), number, credentials)
         self._consumers: dict[str, Consuming] = {}
         self._producing: dict[str, list[Producing]] = {}  # by their ids
         self._hooks: dict[Consuming, Callable[[], None]] = {}
@@ -75,7 +75,7 @@ class Session(BrokerRequests):
         self._follow: set[Consuming] = set()  # consumers whose queue moved
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
-        runner.start(self)
+        self.runner.start(self)
 
     # ------------------------------------------------------------ who listens
 

@@ -13,7 +13,7 @@ from lakequeue.protocol.bounds import BACKLOG_MAX
 from rules.harness import Bench
 
 BACKLOG = r"max_backlog: .* – allowed are 0 to 1,000,000"
-WINDOW = r"transport_ack_window: .* 1 to 100 percent"
+WINDOW = r"transport_ack_window: .* 1 to 100"
 TIME = r"transport_ack_time: .* 20ms to 1500ms"
 PRIORITY = "priority: .* – allowed are 0 to 255"
 DUPS: dict[str, Any] = {"ack_mode": "dups_ok", "dups_ok_interval": 0}
