@@ -233,7 +233,7 @@ class Producer:
         cases nothing was sent (P5).
         """
         self._check_open()
-        until = deadline_s(timeout)
+        until = 0.0 if timeout == SEND_TIMEOUT_S else deadline_s(timeout)
         to = destination_of(destination)
         mode = self.delivery_mode
         if delivery_mode is not None:
@@ -255,13 +255,15 @@ class Producer:
         while True:
             with self._lock:
                 if not persistent or self._in_window(window, to) < self._window_size:
-                    self._send(sent, number, persistent, ack_immediately)
+                    self._send(sent, window, number, persistent, ack_immediately)
                     return sent
+            until = until or deadline_s(timeout)
             self._wait_for_room(window, to, until)
 
-    def _send(self, sent: Pending, number: int, persistent: bool, ack_immediately: bool) -> None:
-        """Send a message to the broker with this number, or let it wait for its moving queue."""
-        window = self._windows[number]
+    def _send(
+        self, sent: Pending, window: Window, number: int, persistent: bool, ack_immediately: bool
+    ) -> None:
+        """Send a message to the broker with this number, or let it wait for its moved queue."""
         if persistent and len(self._windows) > 1 and self._moved_messages.keep_back(sent, number):
             return
         window.number(sent, persistent)
