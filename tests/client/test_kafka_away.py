@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -160,27 +159,6 @@ def test_P5_send_waits_for_room_no_longer_than_its_timeout(timeout: float) -> No
     with pytest.raises(Timeout, match=f"none came within {timeout} s"):
         producer.send("orders", "{}", timeout=timeout)
     bench.wire.let_go.set()
-
-
-def test_P5_threads_that_send_at_once_keep_to_the_window() -> None:
-    """Both have seen that there is room; one of them is faster."""
-    bench = Threaded(Held)
-    producer = bench.connection.producer(window=1)
-    bench.wire.let_go.clear()
-    threads = [
-        threading.Thread(target=producer.send_async, args=("orders", "{}")) for _ in range(2)
-    ]
-    with producer._lock:  # both wait here
-        for thread in threads:
-            thread.start()
-        time.sleep(0.2)
-    wait_for(lambda: producer.unacknowledged())
-    time.sleep(0.2)
-    assert len(producer.unacknowledged()) == 1
-    bench.wire.let_go.set()
-    for thread in threads:
-        thread.join(10)
-    producer.flush(10)
 
 
 def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
