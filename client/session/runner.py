@@ -69,6 +69,7 @@ class Runner(Protocol):
 
     def stop(self) -> None:
         """End them: the session was closed."""
+        return
 
     def now_ms(self) -> int:
         """The wall clock, epoch ms: for times that people see or give."""
@@ -82,6 +83,7 @@ class Runner(Protocol):
 
     def sent(self) -> None:
         """Something was sent to the engine. Where a thread gets the answers, nothing is to do."""
+        return
 
     def gathering(self) -> None:
         """What producers have gathered may be sent now."""
@@ -99,6 +101,7 @@ class Runner(Protocol):
 
     def ended(self, subscription: str) -> None:
         """A subscription needs no heartbeats any more."""
+        return
 
     def silence(self, subscription: str) -> None:
         """Stop a subscription's heartbeats, as when its process is killed. A test aid."""
