@@ -138,6 +138,10 @@ class Consumer:
             self._subscription = self._settling.subscription = new
             session.attach_consumer(new.id, self)
         new.bind()
+        if self._closed:  # meanwhile, and `close` may have ended the subscription before this one
+            new.unbind()
+            session.detach_consumer(new.id, self)
+            return
         session.follow_if_gone(self)
         self._prefetch.removes_on_send = new.removes_on_send
         self._prefetch.remember(new.backlog)

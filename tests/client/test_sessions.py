@@ -77,6 +77,24 @@ def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
     assert subscriptions(bench) == []
 
 
+def test_C3_who_is_closed_while_it_is_bound_again_keeps_nothing() -> None:
+    """It kept its backlog of messages away from others until the connection was closed."""
+    bench = Threaded(Held)
+    consumer = bench.consumer(backlog=5)
+    bench.send(b"1")
+    bench.waiting(consumer, 1)
+    bench.wire.let_go.clear()
+    binding = threading.Thread(target=consumer.subscribe)
+    binding.start()
+    wait_for(lambda: bench.wire.said("return"))  # it waits for the answer
+    consumer.close()
+    bench.wire.let_go.set()
+    binding.join(60)
+    assert subscriptions(bench) == []
+    assert bench.connection._consumers == {}
+    next_one_only(bench)
+
+
 def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
