@@ -298,18 +298,22 @@ class Consumer:
         its count; LakequeueError, Timeout; NotConnected if the consumer is closed.
         """
         self.check_open()
-        before = self._rule.backlog
+        before, told = self._rule.backlog, None
         self._rule.fit(whole(max_backlog, "max_backlog", 0, BACKLOG_MAX))
         try:
             self._settling.flush()
             self._prefetch.remember(max_backlog)
-            self._settling.subscription.set_backlog(max_backlog)
+            # It may subscribe again while the engine is asked, still with the old backlog.
+            while told is not (bound := self._settling.subscription):
+                bound.set_backlog(max_backlog)
+                with self._lock:
+                    self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
+                told = bound
         except BaseException:  # also Ctrl-C: the engine may not have the new one
             self._rule.backlog = before
             raise
         # The queue may allow less: acks that wait for more messages than that wait for ever.
-        self._rule.backlog = self._settling.subscription.backlog
-        self._wanted = msgspec.structs.replace(self._wanted, max_backlog=max_backlog)
+        self._rule.backlog = bound.backlog
         self._send_untouched(self._prefetch.take_beyond(max_backlog))
 
     def close(self) -> None:

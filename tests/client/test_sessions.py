@@ -95,6 +95,24 @@ def test_C3_who_is_closed_while_it_is_bound_again_keeps_nothing() -> None:
     next_one_only(bench)
 
 
+def test_B3_a_backlog_that_changes_while_it_is_bound_again_is_kept() -> None:
+    """A consumer with backlog 0 was never served again."""
+    bench = Threaded(Held)
+    consumer = bench.consumer(backlog=0)
+    bench.wire.let_go.clear()
+    calls = [threading.Thread(target=consumer.set_max_backlog, args=(5,))]
+    calls[0].start()
+    wait_for(lambda: bench.wire.said("set_backlog"))
+    calls += [threading.Thread(target=consumer.subscribe)]
+    calls[1].start()
+    wait_for(lambda: len(bench.wire.said("subscribe")) == 2)
+    bench.wire.let_go.set()
+    for call in calls:
+        call.join(60)
+    (seen,) = bench.seen()["consumers"]
+    assert (seen["subscription"], seen["backlog"]) == (consumer.subscription, 5)
+
+
 def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
