@@ -126,11 +126,11 @@ def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
     return max(found, default=None)
 
 
-def _publish(address: str, name: str, amount: int, window: int, until: float) -> None:
+def _publish(address: str, name: str, amount: int, until: float) -> None:
     """Publish messages that expire at ``until`` (epoch s). Runs in a process of its own."""
     with (
         connect(address, client_name="bench-burst") as connection,
-        connection.producer(producer_id=name, window=window, pub_ack_time="60s") as producer,
+        connection.producer(producer_id=name, window=FILL_WINDOW, pub_ack_time="60s") as producer,
     ):
         for _ in range(amount):
             producer.send_async(BURST, PAYLOAD, ttl=max(until - time.time(), 0.001))
@@ -159,9 +159,12 @@ class _Bursts:
         self._say = say
         self._names = elsewhere(STEADY, connection.publish_partitions)
 
-    def _send(self, amount: int, window: int, until: float) -> None:
-        given = self._address, next(self._names), amount, window, until
+    def _send(self, amount: int, until: float) -> float:
+        """Publish messages from a process of its own; returns how long that took."""
+        begin = time.time()
+        given = self._address, next(self._names), amount, until
         in_a_process(_publish, *given, timeout_s=PHASE_S_MAX)
+        return time.time() - begin
 
     def all(self) -> dict[str, Callable[[], float]]:
         """All bursts, in order: each needs the queue as the one before left it."""
@@ -184,11 +187,11 @@ class _Bursts:
     def _expire(self) -> float:
         self._say(f"filling with {self._messages:,}")
         trial = max(self._messages // TRIAL_SHARE, 1)
-        begin = time.time()
-        self._send(trial, FILL_WINDOW, begin)  # these expire at once
-        rest = self._messages - trial
-        moment = time.time() + 10 + 1.5 * (time.time() - begin) / trial * rest
-        self._send(rest, FILL_WINDOW, moment)
+        start_s = self._send(1, time.time())  # of the process; these expire at once
+        each_s = max(self._send(trial, time.time()) - start_s, 0.0) / trial
+        rest = max(self._messages - trial - 1, 0)
+        moment = time.time() + 10 + start_s + 1.5 * each_s * rest
+        self._send(rest, moment)
         early = moment - time.time()
         if early < 0:
             self._say(
