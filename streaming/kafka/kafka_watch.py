@@ -77,7 +77,7 @@ class KafkaAnswers(WatchThread):
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__("lakequeue-kafka")
-        self._bootstrap = bootstrap
+        self._address = bootstrap
         self._away_since: float | None = None
 
     def run(self) -> None:
@@ -86,7 +86,7 @@ class KafkaAnswers(WatchThread):
     def look(self) -> None:
         """Ask Kafka once."""
         try:
-            require_broker(self._bootstrap, ANSWER_S)
+            require_broker(self._address, ANSWER_S)
         except NotConnected as error:
             if self._away_since is None:
                 self._away_since = time.monotonic()

@@ -14,6 +14,7 @@ import ast
 import re
 import subprocess
 import sys
+import threading
 import tomllib
 import zipfile
 from collections import defaultdict
@@ -339,3 +340,25 @@ def test_one_without_a_reason_is_found() -> None:
     handlers = ("Exception: # why\n  x", "Exception:\n  raise", "Exception:\n  x")
     sources = [f"try:\n  x\nexcept {h}\n" for h in handlers]
     assert [list(without_a_reason(s, ast.parse(s))) for s in sources] == [[], [], [3]]
+
+
+THREADS = {"threading.Thread", "WatchThread", "TopicReader"}
+OF_THREADS = vars(threading.Thread()).keys() | set(dir(threading.Thread))
+
+
+def hidden_of_threads(tree: ast.Module) -> Iterator[str]:
+    """What classes of threads set that threads are made of: with a `_bootstrap` of its own none
+    can start."""
+    for kind in ast.walk(tree):
+        if isinstance(kind, ast.ClassDef) and THREADS & {ast.unparse(one) for one in kind.bases}:
+            stored = (node for node in ast.walk(kind) if isinstance(node, ast.Attribute)
+                      and isinstance(node.ctx, ast.Store))  # fmt: skip
+            for node in stored:
+                if ast.unparse(node.value) == "self" and node.attr in OF_THREADS:
+                    yield f"{kind.name}.{node.attr}"
+
+
+def test_no_thread_hides_what_threads_are_made_of() -> None:
+    assert [found for tree in modules().values() for found in hidden_of_threads(tree)] == []
+    one = "class A(WatchThread):\n  def f(self):\n    self._bootstrap = self.mine = 1\n"
+    assert list(hidden_of_threads(ast.parse(one))) == ["A._bootstrap"]
