@@ -28,9 +28,10 @@ class Sent(msgspec.Struct, array_like=True):
 class Peer(msgspec.Struct):
     """Another broker, or this one itself (`channel`). said, heard: the numbers of the last records
     to it and from it; unconfirmed: records to it, in order; told: what it knows of `heard`; missed:
-    the number of the last missing record that it was asked for; repeat_from: the first record to be
-    repeated, 0 for none; is_full: as of the last step, so many are unconfirmed that it gets nothing
-    that can wait. Times, ms: when to confirm, when to ask what it has received."""
+    the number of the last missing record that it was asked for, or will be once the directory's
+    change has come; repeat_from: the first record to be repeated, 0 for none; is_full: as of the
+    last step, so many are unconfirmed that it gets nothing that can wait. Times, ms: when to
+    confirm, when to ask what it has received."""
 
     name: str
     said: int = 0

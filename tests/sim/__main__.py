@@ -1,4 +1,5 @@
-"""`python -m sim 17` lives the world of a seed, and shrinks what fails; `--soak 1000` many."""
+"""`python -m sim 17` lives the world of a seed, and shrinks what fails; `--soak 1000` many;
+`--mutants` hunts the planted bugs, or those that it names."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from . import mesh_mutants as mesh_mutants
@@ -58,16 +60,16 @@ def show(seed: int) -> int:
     return 0
 
 
-def hunt_all(processes: int) -> int:
-    """Every planted bug; how many no world finds."""
+def hunt_all(names: Collection[str], processes: int) -> int:
+    """These planted bugs; how many no world finds."""
     missed = 0
     with ProcessPoolExecutor(processes) as pool:
-        hunts = {name: pool.submit(hunt, name, MUTANT_SEEDS) for name in MUTANTS}
+        hunts = {name: pool.submit(hunt, name, MUTANT_SEEDS) for name in names}
         for name, one in hunts.items():
             seed = one.result()
             missed += seed is None
             print(f"{name}: {'not found' if seed is None else f'seed {seed}'}", flush=True)
-    print(f"{len(MUTANTS)} planted bugs, {missed} not found")
+    print(f"{len(names)} planted bugs, {missed} not found")
     return missed
 
 
@@ -75,11 +77,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="sim")
     parser.add_argument("seed", type=int, nargs="?", default=0)
     parser.add_argument("--soak", type=int, default=0, help="so many seeds from this one on")
-    parser.add_argument("--mutants", action="store_true", help="hunt the planted bugs")
+    parser.add_argument("--mutants", nargs="*", metavar="NAME", help="hunt planted bugs, or all")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    if given.mutants:
-        return 1 if hunt_all(given.processes) else 0
+    if given.mutants is not None:
+        return 1 if hunt_all(given.mutants or MUTANTS, given.processes) else 0
     if given.soak:
         return 1 if soak(given.seed, given.soak, given.processes) else 0
     return show(given.seed)
