@@ -115,6 +115,28 @@ def test_H4_rooms_for_a_queue_that_is_not_known_yet_wait_until_it_is(network: Ne
     assert len(drain(consumer)) == 1
 
 
+def test_M2_a_message_waits_for_its_queue_that_the_host_does_not_know_yet(network: Network) -> None:
+    mesh = Mesh(local("near", "a"))
+    network.lose("entries", "a", "c", times=1_000)
+    mesh.tell(c.Define(definition=local("new", "c", "news")))
+    mesh.send("b", "news")
+    network.heal()
+    mesh.admin.define(local("later", "a"))
+    assert mesh.bodies("new") == [b"{}"]
+
+
+def test_M5_a_queue_moves_though_its_host_hears_last_that_it_is_to(network: Network) -> None:
+    mesh = Mesh(local("q", "b"))
+    network.lose("entries", "a", "b", times=1_000)
+    answers = mesh.move("q", "c")
+    assert [word.kind for word in network.said if word[:2] == ("c", "b")] == ["come"]
+    network.heal()
+    mesh.admin.define(local("later", "a"))
+    mesh.advance("1s")
+    assert [answer["error"] for answer in answers] == [None]
+    assert mesh.where()["q"] == "c"
+
+
 def test_R6_edits_of_messages_on_their_way_are_kept_as_one() -> None:
     mesh = Mesh(shared())
     consumer = mesh.consumer("b")
