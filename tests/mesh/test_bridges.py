@@ -250,6 +250,19 @@ def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Ne
     assert sorted(body[0] for body in home.bodies("q")) == ["0", "1", "2"]
 
 
+def test_h1_an_endpoint_that_failed_goes_on_when_its_bridge_is_defined_again() -> None:
+    home = Vpns("two", "three")
+    home.send("a/b", "1")  # held, since it has no queue yet
+    near: Any = home.engine.broker("two")
+    near._replica.broker.find("a", "#bridge/ab").header.faulted = "RuntimeError: planted"
+    home.define("q", "a/>")
+    home.advance("6s")
+    assert home.bodies("q") == []
+    home.a("one", "admin").admin().bridge({"name": "ab"})
+    home.advance("6s")
+    assert home.bodies("q") == ["1"]
+
+
 def test_a_vpn_has_so_many_bridges_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Vpns("two", "three")
     monkeypatch.setattr(bridge_commands, "BRIDGES_MAX", 1)
