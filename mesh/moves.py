@@ -193,8 +193,15 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
     key = key_of(vpn, name)
     if key in facts.leaving or broker.find(vpn, name) is None:
         raise LakequeueError(f"queue {name!r}: is moving already, and cannot be called back")
-    entry.moves_to, facts.directory_changed = None, True  # the other broker may be ready later
-    why = f"queue {name!r}: stays, the move was called back"
+    _end_move(broker, facts, vpn, name, entry, f"queue {name!r}: stays, the move was called back")
+
+
+def _end_move(
+    broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry, why: str
+) -> None:
+    """End a move that has not begun, once: neither the other broker, which may be ready later, nor
+    a call-back can end it again."""
+    entry.moves_to, facts.directory_changed = None, True
     _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 
 
@@ -209,7 +216,7 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     peer = facts.peers[sender]
     why = _obstacle(queue, peer.name, message.room)
     if why:
-        _report(broker, facts, HasMoved(vpn, name, entry.move, why))
+        _end_move(broker, facts, vpn, name, entry, why)
         return
     facts.leaving[key] = sender
     forget_found(broker)

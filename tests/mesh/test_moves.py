@@ -362,3 +362,21 @@ def test_M5_L9_an_early_acknowledgement_goes_with_its_queue() -> None:
     mesh.advance("1s")
     assert mesh.whole("q")["depth"] == 0
     assert mesh.whole("q")["counters"]["acknowledged"] == 1
+
+
+def test_M5_a_queue_that_cannot_leave_may_be_called_back_as_well() -> None:
+    """Before the keeper knows that it stays."""
+    mesh = Mesh(local("q", "b"))
+    mesh.engine.cut("c")
+    moved = mesh.move("q", "c")
+    mesh.state("b").find("default", "q").header.faulted = "RuntimeError: planted"
+    mesh.engine.cut("a")
+    mesh.engine.mend("c")
+    called_back = mesh.move("q", "b", by="b")
+    mesh.engine.mend("a")
+    mesh.advance("1s")
+    assert "failed (RuntimeError: planted)" in moved[0]["error"]
+    assert [answer["error"] for answer in called_back] == [None]
+    assert mesh.where() == {"q": "b"}
+    assert mesh.events("mesh_refused") == []
+    mesh.check_nothing_moves()
