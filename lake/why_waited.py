@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import operator
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -133,7 +134,7 @@ class _Queue:
         return self.held[subscription] >= limit
 
 
-_Happening = tuple[int, datetime, str, tuple[Any, ...]]
+_Happening = tuple[int, datetime, Callable[[], object]]
 _STEP = operator.itemgetter(0)
 
 
@@ -146,7 +147,8 @@ class WaitReasons:
 
     def __init__(self, lake: Lake, vpn: str, queue: str, start: int, end: int | None) -> None:
         self._queue = _Queue()
-        happenings = _happenings(lake, vpn, queue, start, NO_STEP if end is None else end)
+        place, until = {"vpn": vpn, "queue": queue}, NO_STEP if end is None else end
+        happenings = _happenings(lake, self._queue, place, start, until)
         self._steps = [
             (step, list(group)) for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)
         ]
@@ -168,8 +170,8 @@ class WaitReasons:
         """Apply the events of one step; returns its time."""
         _, group = self._steps[self._next]
         self._next += 1
-        for _, _, what, details in group:
-            _apply(self._queue, what, details)
+        for _, _, apply in group:
+            apply()
         return group[0][1]
 
 
@@ -186,29 +188,18 @@ def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wai
     return out or [Wait(parts[0][0], end, parts[-1][1])]
 
 
-def _happenings(lake: Lake, vpn: str, queue: str, start: int, end: int) -> Iterator[_Happening]:
-    """What changed for the queue before the end, as (step, time, what, details)."""
-    place = {"vpn": vpn, "queue": queue}
+def _happenings(
+    lake: Lake, queue: _Queue, place: dict[str, str], start: int, end: int
+) -> Iterator[_Happening]:
+    """What changes the queue before the end: step, time, and what applies the change."""
     for step, time, *details in lake.execute(_NOTES, place | {"end": end}).fetchall():
-        yield step, time, "note", tuple(details)
+        yield step, time, partial(queue.note, *details)
     around = place | {"start": start, "end": end}
     for step, time, then, until, who in lake.execute(_LEASES, around).fetchall():
-        yield step, time, "held", (who, 1)
+        yield step, time, partial(queue.held.update, {who: 1})
         if then is not None and then < end:
-            yield then, until, "held", (who, -1)
+            yield then, until, partial(queue.held.subtract, {who: 1})
     for number, step, time, then, until in lake.execute(_BARRIERS, place).fetchall():
-        yield step, time, "barrier", (number, step)
+        yield step, time, partial(queue.barriers.update, {number: step})
         if then is not None:
-            yield then, until, "barrier gone", (number,)
-
-
-def _apply(queue: _Queue, what: str, details: tuple[Any, ...]) -> None:
-    match what:
-        case "note":
-            queue.note(*details)
-        case "held":
-            queue.held[details[0]] += details[1]
-        case "barrier":
-            queue.barriers[details[0]] = details[1]
-        case "barrier gone":
-            queue.barriers.pop(details[0], None)
+            yield then, until, partial(queue.barriers.pop, number, None)
