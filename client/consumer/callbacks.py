@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from asyncio import CancelledError
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
@@ -44,7 +45,7 @@ class CallbackRunner:
         self._mode = settling.rule.mode
         self._over = over
         self._callback: Callback | None = None
-        self._calling = False
+        self.thread = 0  # in which the callback is running; 0: in none
         self._failed: dict[int, float] = {}  # ids; until when they rest, by the session's clock
         self._to_cancel: list[Message] = []  # failed ones that the engine does not know of yet
         self._alone = False  # callbacks run in a thread of their own
@@ -91,9 +92,9 @@ class CallbackRunner:
     def work(self) -> bool:
         """Call the callback for each message that is here. Returns False when the consumer is
         closed."""
-        if self._calling:  # on memory:// the callback itself ran the engine
+        if self.thread:  # on memory:// the callback itself ran the engine
             return True
-        self._calling = True
+        self.thread = threading.get_ident()
         try:
             while not self._over():
                 if (message := self.begin()) is not None:
@@ -104,7 +105,7 @@ class CallbackRunner:
                 else:
                     break
         finally:
-            self._calling = False
+            self.thread = 0
         return not self._over() and self._session.is_open
 
     @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
@@ -93,7 +94,7 @@ class Consumer:
             transport_acks=True, priority=priority,
         )  # fmt: skip
         self._closed = False  # receives nothing more
-        self._closing = False  # `close` is running
+        self._closer = 0  # the thread in which `close` is running; 0: in none
         self._why: str | None = None  # why it was closed, if not by the application
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
@@ -325,9 +326,14 @@ class Consumer:
         of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
         again.
         """
-        if self._settling.over is not None or self._closing or self._session.is_forked:
+        if self._settling.over is not None or self._session.is_forked:
             return
-        self._closed = self._closing = True
+        here = threading.get_ident()
+        if self._closer:  # in another thread; or it waits for the callback that is running here
+            if here not in (self._closer, self.serving.thread):
+                self._session.wait(lambda: not self._closer, CLOSE_S + RETURN_S)
+            return
+        self._closed, self._closer = True, here
         try:
             self._session.wake()
             self.serving.join(CLOSE_S)
@@ -339,7 +345,8 @@ class Consumer:
                 self._settling.subscription.unbind()
             self._end()
         finally:
-            self._closing = False
+            self._closer = 0
+            self._session.wake()
 
     def _return_untouched(self) -> None:
         """Return messages nobody has seen. A backlog of 0 stops delivery, and the engine's answer

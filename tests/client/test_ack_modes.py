@@ -108,6 +108,31 @@ def test_C3_C4_close_waits_for_the_callback_that_runs(mode: str) -> None:
     assert (seen["acknowledged"], seen["ready"], seen["leased"]) == (1, 2, 0)
 
 
+def test_C3_a_connection_that_closes_waits_for_a_consumer_that_closes() -> None:
+    """The consumer waits for its callback, whose ack still has to be sent."""
+    bench = Threaded()
+    consumer = bench.consumer(ack_mode="auto")
+    entered, go_on = threading.Event(), threading.Event()
+
+    def work(_: Any) -> None:
+        entered.set()
+        assert go_on.wait(WAIT_S)
+        consumer.close()  # which waits for this callback, so this does not wait for it
+
+    consumer.on_message(work)
+    send(bench, 1)
+    assert entered.wait(WAIT_S)
+    closing = [threading.Thread(target=one.close) for one in (consumer, bench.connection)]
+    for thread in closing:
+        thread.start()
+        thread.join(0.1)
+        assert thread.is_alive()
+    go_on.set()
+    for thread in closing:
+        thread.join(WAIT_S)
+    assert bench.stored() == []
+
+
 # ---------------------------------------------------------------- on the wire
 
 
