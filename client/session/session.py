@@ -69,7 +69,7 @@ class Session(BrokerRequests):
         self._producing: dict[str, list[Producing]] = {}  # by their ids
         self._hooks: dict[Consuming, Callable[[], None]] = {}
         self.is_silent = False  # the engine did not answer the last close
-        self._subscribing = False  # consumers are being bound again
+        self._binding: set[Consuming] = set()  # consumers that are being bound again
         self._arrived: deque[Record] = deque()  # not handed to their listeners yet
         self._lost: set[int] = set()  # brokers that missed its heartbeats
         self._follow: set[Consuming] = set()  # consumers whose queue moved
@@ -184,9 +184,10 @@ class Session(BrokerRequests):
         if self._alone and self._consumers:  # their queue may move to a broker that is new
             with suppress(NotConnected):
                 self._is_alone(IDLE_LOOK_FOR_OTHERS_S)
-        if self._follow and not self._subscribing:
-            left = [c for c in list(self._consumers.values()) if c in self._follow]
-            self._follow.clear()
+        if self._follow:
+            busy = set(self._binding)  # they follow later
+            left = [c for c in list(self._consumers.values()) if c in self._follow - busy]
+            self._follow &= busy
             self._bind_again(left)
         now_s = time.monotonic()
         ticks = [consumer.tick for consumer in list(self._consumers.values())]
@@ -215,9 +216,12 @@ class Session(BrokerRequests):
                 partial(self.ask, command, partial(self._heartbeat_answered, number), number)
                 for number in sorted(n for n in bound if n is not None)
             )
-        if self._lost and not self._subscribing:
-            lost = [c for c in list(self._consumers.values()) if c.broker in self._lost]
-            self._lost.clear()
+        if self._lost:
+            busy, brokers = set(self._binding), set(self._lost)
+            lost = [
+                c for c in list(self._consumers.values()) if c.broker in brokers and c not in busy
+            ]
+            self._lost -= brokers
             self.report("the engine missed this session's heartbeats; subscribing again")
             self._bind_again(lost)
 
@@ -228,25 +232,30 @@ class Session(BrokerRequests):
             self._lost.discard(broker)
 
     def _bind_again(self, consumers: list[Consuming]) -> None:
-        """Bind these consumers again, in a thread if calls may wait."""
-        self._subscribing = True
-        if self.runner.waits:
-            threading.Thread(target=self._subscribe_again, args=(consumers,), daemon=True).start()
-        else:
-            self._subscribe_again(consumers)
+        """Bind these consumers again; if calls may wait, each broker's in a thread of its own, so
+        that a broker that does not answer delays no others."""
+        self._binding.update(consumers)
+        for broker in {consumer.broker for consumer in consumers}:
+            its = [consumer for consumer in consumers if consumer.broker == broker]
+            if self.runner.waits:
+                threading.Thread(target=self._subscribe_again, args=(its,), daemon=True).start()
+            else:
+                self._subscribe_again(its)
 
     def _subscribe_again(self, lost: list[Consuming]) -> None:
         """Bind consumers again after a lost session or a move. What they held is lost (C3)."""
+        left = lost
         try:
-            while lost and self.is_open:
-                lost = [c for c in lost if not self._subscribed(c)]
+            while left and self.is_open:
+                left = [c for c in left if not self._subscribed(c)]
+                self._binding.difference_update(set(lost).difference(left))
                 if not self.runner.waits:  # on memory:// try again at the next call
-                    self._follow.update(lost)
+                    self._follow.update(left)
                     break
-                if lost:
+                if left:
                     time.sleep(LOOK_AGAIN_S)
         finally:
-            self._subscribing = False
+            self._binding.difference_update(left)
 
     def _subscribed(self, consumer: Consuming) -> bool:
         """Bind a consumer again. Returns False if it has to be tried once more."""

@@ -44,6 +44,31 @@ def test_who_connects_reads_where_queues_are(three: MemoryEngine) -> None:
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
 
 
+def test_a_broker_that_does_not_answer_keeps_no_others_consumers_unbound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They waited for as long as it was away."""
+    brokers = ["a", "b", "c"]
+    queues = [queue(f"at-{name}", broker=name) for name in brokers]
+    engine = MemoryEngine(parse_configuration({"brokers": brokers, "queues": queues}))
+    connection, wire = connect(engine, number=0)
+    consumers = [connection.consumer(one["name"]) for one in queues]
+    first, command = [c.subscription for c in consumers], wire.command
+
+    def take(topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        if partition != 1:  # `b` is away
+            command(topic, key, value, partition)
+
+    monkeypatch.setattr(wire, "command", take)
+    for broker in (1, 2):  # each had missed its heartbeats
+        connection._lost.add(broker)
+        wait_for(lambda: not connection._lost)
+    wait_for(lambda: consumers[2].subscription != first[2])
+    connection.producer().send("at-c", b"1", timeout=10)
+    assert consumers[2].receive(timeout=10).payload == b"1"
+    assert connection._binding == {consumers[1]}
+
+
 def test_who_is_connected_speaks_to_a_broker_that_is_added(
     three: MemoryEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

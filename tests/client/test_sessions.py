@@ -47,13 +47,16 @@ def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
 
 def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     """Both heartbeats were on their way before the first answer came."""
-    bench = Threaded(system={"heartbeat_timeout": "10m"})
+    bench = Threaded(Held, system={"heartbeat_timeout": "10m"})
     consumer = bench.consumer()
+    bench.wire.let_go.clear()
     for _ in range(2):
         bench.connection._lost.add(0)
-        subscribed = len(bench.wire.said("subscribe"))
-        wait_for(lambda n=subscribed: len(bench.wire.said("subscribe")) > n)
-    wait_for(lambda: not bench.connection._subscribing)
+        wait_for(lambda: not bench.connection._lost)
+    wait_for(lambda: len(bench.wire.said("subscribe")) == 2)
+    bench.wire.let_go.set()
+    wait_for(lambda: not bench.connection._binding)
+    assert len(bench.wire.said("subscribe")) == 2
     assert subscriptions(bench) == [consumer.subscription]
     bench.send(b"1")
     assert consumer.receive(timeout=10).payload == b"1"
