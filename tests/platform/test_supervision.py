@@ -12,6 +12,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from client.threaded import wait_for
 from lakequeue.client.kafka.base import require_broker
 from lakequeue.definitions import Configuration
 from lakequeue.protocol.errors import LakequeueError, NotConnected
@@ -213,11 +214,16 @@ def test_kafka_that_is_away_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = NotConnected("no Kafka broker answers at host:1 – connection refused")
-    monkeypatch.setattr(kafka_watch, "require_broker", Mock(side_effect=[away] * 5 + [None] * 5))
+    monkeypatch.setattr(
+        kafka_watch, "require_broker", Mock(side_effect=[away] * 5 + [None] * 1_000)
+    )
+    monkeypatch.setattr(kafka_watch, "EVERY_S", 0.01)
     watch = KafkaAnswers("host:1")
     with caplog.at_level(logging.INFO):
-        for _ in range(10):
-            watch.look()
+        watch.start()
+        wait_for(lambda: len(caplog.messages) == 2)
+        watch.stop()
+        watch.join(20)
     assert caplog.messages == [
         f"{away}; messages wait meanwhile, and nothing is lost",
         "Kafka answers again, after 0 s",
