@@ -23,7 +23,7 @@ import sys
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +47,6 @@ JAVA_ENDS = (
     "Error: Could not create the Java Virtual Machine.",
     "Error: A fatal exception has occurred. Program will exit.",
 )
-_PRINTED = (1, 2)  # standard output and standard error
 _DATA_SUFFIXES = {".py", ".lark", ".yaml", ".xml", ".properties", ".conf", ".json"}
 _ZIP_TIME = (1980, 1, 1, 0, 0, 0)
 
@@ -158,6 +157,7 @@ def spark_session(
         _add_archive(settings, archive, java)
     # The pinned versions were tested together; users cannot act on the warning.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    from pyspark import SparkContext
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -166,8 +166,9 @@ def spark_session(
         builder = builder.config(key, value)
     begins = log_file.stat().st_size if log_file is not None and log_file.is_file() else 0
     try:
-        with _output_to(log_file):
-            spark = builder.getOrCreate()
+        if log_file is not None and not submitted and SparkContext._gateway is None:
+            _launch_java({"spark.app.name": app_name, **settings}, log_file)
+        spark = builder.getOrCreate()
     except PySparkRuntimeError as error:
         if log_file is None:
             why = "its reason is printed above"
@@ -361,31 +362,18 @@ def _spark_home(master: str | None) -> Path:
     return home
 
 
-@contextlib.contextmanager
-def _output_to(path: Path | None) -> Iterator[None]:
-    """Let child processes that start meanwhile write what they print to this file.
+def _launch_java(settings: Mapping[str, str], log_file: Path) -> None:
+    """Start Java as PySpark does, but with this file in place of our streams. Java prints before
+    any log configuration counts, and VACUUM prints how much it deleted; ours may be read as JSON,
+    and other threads write to them meanwhile."""
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
 
-    The Java process prints before any log configuration counts, and VACUUM prints how much it
-    deleted; PySpark hands it our own streams, and ours may be read as JSON. So the streams are
-    redirected during the start.
-    """
-    if path is None:
-        yield
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    ours = (sys.stdout, sys.stderr)
-    for stream in ours:
-        stream.flush()
-    kept = [os.dup(number) for number in _PRINTED]
-    with path.open("ab") as file:
-        for number in _PRINTED:
-            os.dup2(file.fileno(), number)
-    try:
-        yield
-    finally:
-        for number, copy in zip(_PRINTED, kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+    conf = SparkConf().setAll(list(settings.items()))
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as file:
+        gateway = launch_gateway(conf, {"stdout": file, "stderr": file})
+    SparkContext._ensure_initialized(gateway=gateway)
 
 
 SLOTS_MIN = 4

@@ -122,15 +122,26 @@ def test_the_zip_for_executors_reads_expressions(tmp_path: Path) -> None:
 
 
 STARTS = """
-import sys
+import sys, threading
 from pathlib import Path
 from lakequeue.streaming.spark.spark_session import spark_session
-spark_session("x", master="local[2]", jars=[], log_file=Path(sys.argv[1]))
+ended = threading.Event()
+def tell():
+    while not ended.wait(0.02):
+        print("of another thread", file=sys.stderr)
+thread = threading.Thread(target=tell)
+thread.start()
+try:
+    spark_session("x", master="local[2]", jars=[], log_file=Path(sys.argv[1]))
+finally:
+    ended.set()
+    thread.join()
 """
 
 
 def test_a_java_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -> None:
-    """Java names the wrong option first, and closes with two lines that help nobody."""
+    """Java names the wrong option first, and closes with two lines that help nobody. What others
+    print meanwhile does not go into its log."""
     java, log = tmp_path / "java" / "bin" / "java", tmp_path / "spark.log"
     java.parent.mkdir(parents=True)
     ends = "".join(f"echo '{line}'\n" for line in spark.JAVA_ENDS)
@@ -151,6 +162,7 @@ echo 'Invalid maximum heap size: -Xmxlots'
         "lakequeue.protocol.errors.LakequeueError: Spark's Java process did not start: Invalid "
         f"maximum heap size: -Xmxlots: see {log}."
     )
+    assert "of another thread" not in log.read_text()
 
 
 def test_a_stopped_spark_has_no_executors() -> None:
