@@ -33,7 +33,7 @@ import msgspec
 import pyarrow as pa
 
 from ..mesh import channel
-from ..mesh.facts import Peer, peers_of, put_peers, removed_of
+from ..mesh.facts import Peer, load_facts, peers_of, put_peers
 from ..protocol.errors import ConfigError, LakequeueError
 from ..protocol.folders import Folder, remove
 from ..protocol.home_places import (
@@ -130,7 +130,7 @@ def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Mo
     states of the other brokers name them. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
-    gone = {number for moment in latest.values() for number in removed_of(moment.store)}
+    gone = {number for moment in latest.values() for number in load_facts(moment.store).removed}
     latest = {name: one for name, one in latest.items() if one.home.number not in gone}
     last = {name: moment.step for name, moment in latest.items()}
     met: dict[tuple[str, int], dict[int, Peer] | None] = {}

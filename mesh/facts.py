@@ -169,12 +169,6 @@ def peers_of(store: Store) -> dict[int, Peer] | None:
     return None if data is None else _facts.decode(data).peers
 
 
-def removed_of(store: Store) -> list[int]:
-    """The numbers of brokers that left the home, as of the last mark."""
-    data = store.get(PAGE)
-    return [] if data is None else _facts.decode(data).removed
-
-
 def put_peers(store: Store, peers: dict[int, Peer]) -> None:
     """Replace the peers of a broker that is being rebuilt (`channel`)."""
     data = store.get(PAGE)
