@@ -234,3 +234,12 @@ def test_M2_a_loaded_broker_routes_as_the_live_one_once_a_stand_in_is_emptied() 
         except Rejected as refused:
             seen.append(refused.reason)
     assert seen[0] == seen[1]
+
+
+def test_S3_refusals_are_added_up_over_all_hosts() -> None:
+    mesh = Mesh(shared(max_spool_messages=1))
+    for broker in BROKERS:
+        mesh.send(broker)
+        with pytest.raises(Rejected, match="queue_quota"):
+            mesh.send(broker)
+    assert mesh.whole()["counters"]["rejected"] == {"queue_quota": 3}
