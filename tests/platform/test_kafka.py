@@ -207,6 +207,11 @@ def test_one_file_for_all(tmp_path: Path) -> None:
     assert for_kafka_python(settings)["request_timeout_ms"] == 30_000
 
 
+def test_java_gets_no_login_and_no_certificates_if_none_are_given(tmp_path: Path) -> None:
+    plain = "security.protocol=PLAINTEXT\n"
+    assert for_java(settings_of(tmp_path, plain)) == {"security.protocol": "PLAINTEXT"}
+
+
 def test_the_libraries_know_the_names(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, FILE)
     del settings["ssl.ca.location"]  # librdkafka reads it at once
