@@ -23,6 +23,7 @@ from lakequeue.protocol.errors import ConfigError, LakequeueError
 from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Broker, DictStore, Limits
 from lakequeue.state.commands.permissions import heard_as
+from lakequeue.state.queue.broker_facts import HeldReceipt
 from mesh.rehomed import Home, RestingEngine
 from rules.mesh import ids, local, shared, take
 
@@ -554,3 +555,18 @@ def test_M4_a_home_knows_every_broker_that_was_removed() -> None:
     home.engine.change(remove="b")
     home.engine.change(remove="c")
     assert home.facts("a").removed == [1, 2]
+
+
+def test_M4_receipts_that_wait_for_the_tables_go_to_the_heir() -> None:
+    """With how far the tables are known to be written."""
+    home = Home(brokers="ab")
+    state_of_b = home.state("b")
+    needs = {"default.publish/16": 9}
+    receipt = HeldReceipt("default", "p", 3, 0, [[1, 3, 7]], [], 1, [], "", 0, needs)
+    state_of_b.held.append(receipt)
+    state_of_b.header.in_tables = {"default.publish/16": 5}
+    home.state("a").header.in_tables = {"default.publish/0": 4, "default.publish/16": 2}
+    (found,) = rehome(rest(home), HomeChange({"a": 0}), 0, b"", Limits()).brokers
+    heir = Broker.load(DictStore(found.pages), state.Home("a", 0, 0, b""), Limits())
+    assert list(heir.held) == [receipt]
+    assert heir.header.in_tables == {"default.publish/0": 4, "default.publish/16": 5}
