@@ -21,7 +21,7 @@ from .printing import console, note, say, say_json
 
 WINDOW = 1000
 ACK_SECONDS_MAX = 60.0
-NAMES_MAX = 20
+NAMES_MAX = RANGES_MAX = 20
 NO_MATCH = Reason.NO_MATCHING_DESTINATION.value
 LINE_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -61,7 +61,8 @@ def publish(
 ) -> None:
     """Send messages to QUEUE: each of FILES, each of their lines, or standard input's lines.
 
-    Reports how many were stored, refused, and discarded by a queue's policy, with the reasons.
+    Reports how many were stored, with their ids, and how many were refused, or discarded by a
+    queue's policy, with the reasons.
     Exit status 1 if one was not stored. Empty lines are skipped.
 
     \b
@@ -130,6 +131,7 @@ class Tally:
         self.unknown = 0
         self.discarded: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        self._ids: list[list[int]] = []  # ranges, the first `RANGES_MAX`
         self._open: deque[Any] = deque()
 
     def sent(self, future: Any) -> None:
@@ -149,7 +151,9 @@ class Tally:
     def _take(self) -> None:
         try:
             receipt = self._open.popleft().result()
-            self.stored += receipt.message_id is not None
+            if receipt.message_id is not None:
+                self.stored += 1
+                self._note_id(int(receipt.message_id))
             # One queue may store it, another drop it.
             if receipt.discarded or receipt.message_id is None:
                 self.discarded[_why_discarded(receipt)] += 1
@@ -157,14 +161,28 @@ class Tally:
             by = f" by {error.queue}" if error.queue else ""
             self.refused[f"{error.reason}{by}"] += 1
 
+    def _note_id(self, number: int) -> None:
+        if self._ids and self._ids[-1][1] == number - 1:
+            self._ids[-1][1] = number
+        elif len(self._ids) <= RANGES_MAX:  # one more tells that there are more
+            self._ids.append([number, number])
+
+    @property
+    def ids(self) -> str:
+        """The ids of stored messages, as other commands take them; the first ones if they are
+        many."""
+        shown = [f"{a}-{b}" if a < b else f"{a}" for a, b in self._ids[:RANGES_MAX]]
+        return ",".join(shown)
+
     def report(self, queue: str, as_json: bool) -> None:
-        """Print how many were stored, refused and discarded, and why."""
+        """Print how many were stored, refused and discarded, the ids, and why."""
         refused, discarded = sum(self.refused.values()), sum(self.discarded.values())
         if as_json:
             say_json(
                 {
                     "queue": queue,
                     "stored": self.stored,
+                    "ids": self.ids,
                     "refused": refused,
                     "discarded": discarded,
                     "unknown": self.unknown,
@@ -176,6 +194,8 @@ class Tally:
         thrown = f", {discarded:,} discarded" if discarded else ""
         unknown = f", {self.unknown:,} without an answer" if self.unknown else ""
         say(f"{self.stored:,} stored, {refused:,} refused{thrown}{unknown}")
+        if self.ids:
+            say(f"  ids {self.ids}{', …' if len(self._ids) > RANGES_MAX else ''}")
         for reason, count in [*self.refused.most_common(), *self.discarded.most_common()]:
             say(f"  {count:,} × {reason}")
 

@@ -52,7 +52,7 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     if not re.fullmatch("[0-9]{1,20}", message_id) or not 0 < int(message_id) < 1 << 64:
         raise ConfigError(
             f"{message_id[:ID_SHOWN]!r} is no message id: ids are numbers such as 17, which "
-            "`browse`, `consume --json` and the view `queued` show"
+            "`publish`, `browse` and the view `queued` show"
         )
     number = str(int(message_id))
     events = _rows(lake, _EVENTS, number)

@@ -108,7 +108,7 @@ def test_it_dies_with_its_parent(tmp_path: Path) -> None:
         parent.send_signal(signal.SIGKILL)
     wait_for(lambda: not java.is_running() or java.status() == psutil.STATUS_ZOMBIE, 60)
     next_one = EmbeddedKafka(tmp_path / "home")
-    next_one._lock.take()  # it is free again
+    next_one._lock.take(10.0)  # it is free again, soon
     next_one._lock.release()
 
 
