@@ -150,6 +150,8 @@ class CallbackRunner:
     def cancel_failed(self) -> None:
         """Cancel messages whose callback failed. What Kafka does not take now is tried again at the
         next `Consumer.tick`, because nobody else would settle these messages."""
+        if not self._to_cancel:  # most often
+            return
         with self._prefetch.lock:
             failed, self._to_cancel = self._to_cancel, []
             for at, message in enumerate(failed):
