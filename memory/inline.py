@@ -15,7 +15,38 @@ from ..client.session.runner import Duties, Runner
 from ..protocol.duties import do_every
 from .in_process import MemoryEngine
 
-_thread = threading.local()  # depth: of the turns that it is in, of any session
+
+class _OfThread(threading.local):
+    """depth: of the turns that it is in, of any session; held: how many locks of clients it holds;
+    late: whose results it takes once it holds none."""
+
+    depth = held = 0
+
+    def __init__(self) -> None:
+        self.late: dict[Inline, None] = {}
+
+
+_thread = _OfThread()
+
+
+class ClientLock:
+    """The lock of a producer or consumer, reentrant. What the engine answers to a thread that holds
+    one is taken when it holds none: it is handed to other producers and consumers, too, whose locks
+    other threads may hold, and callbacks are called."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        _thread.held += 1
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+        _thread.held -= 1
+        if _thread.late and not _thread.held:
+            late, _thread.late = _thread.late, {}
+            do_every([runner.attend for runner in late])
 
 
 class Inline(Runner):
@@ -39,6 +70,10 @@ class Inline(Runner):
         self._session = session
         self._engine.attend(self)
 
+    def new_lock(self) -> ClientLock:
+        """See `ClientLock`."""
+        return ClientLock()
+
     @property
     def is_open(self) -> bool:
         return self._session.is_open
@@ -54,13 +89,13 @@ class Inline(Runner):
             self._turns += 1
             own = self._turns
             self._busy.add(own)
-        _thread.depth = depth = getattr(_thread, "depth", 0) + 1
+        _thread.depth += 1
         try:
             if self.is_open:
                 works = [partial(self._work, work) for work in self._served]
                 do_every([partial(self._session.receive, 0), self._session.upkeep, *works])
         finally:
-            _thread.depth = depth - 1
+            _thread.depth -= 1
             with changed:
                 self._busy.remove(own)
                 changed.notify_all()
@@ -89,8 +124,11 @@ class Inline(Runner):
         return condition()
 
     def sent(self) -> None:
-        """See `Runner.sent`: takes the results at once."""
-        self.attend()
+        """See `Runner.sent`: takes the results at once, or when this thread holds no lock."""
+        if _thread.held:
+            _thread.late[self] = None
+        else:
+            self.attend()
 
     def gathering(self) -> None:
         """See `Runner.gathering`: sends at once."""

@@ -100,7 +100,7 @@ class Consumer:
             transport_ack_window, transport_ack_time, session.runner.gather_ms
         )
         self._leases = Leases(auto_renew_limit, truth(auto_renew, "auto_renew"))
-        self._prefetch = Prefetch(session.clock_ms)
+        self._prefetch = Prefetch(session.clock_ms, session.runner.new_lock())
         self._lock = self._prefetch.lock
         self._settling = Settling(session, self._prefetch, self._arrivals, self._rule)
         self.serving = CallbackRunner(self._settling, self._hand_over, lambda: self._closed)

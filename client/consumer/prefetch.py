@@ -21,9 +21,10 @@ callback that never returns does not keep its message for ever.
 from __future__ import annotations
 
 import math
-import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
 
 from ...protocol import ConfigError
 from ...protocol.ids import Ranges, within
@@ -45,8 +46,8 @@ HANDED_BACK_PART = 0.25  # a waiting message is handed back when this part is le
 class Prefetch:
     """A consumer's messages, and the lock for all of its state. clock_ms: the session's clock."""
 
-    def __init__(self, clock_ms: Callable[[], float]) -> None:
-        self.lock = threading.RLock()
+    def __init__(self, clock_ms: Callable[[], float], lock: AbstractContextManager[Any]) -> None:
+        self.lock = lock
         self._clock_ms = clock_ms
         self.buffer: deque[Message] = deque()
         self.held: dict[int, Message] = {}

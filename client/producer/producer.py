@@ -6,7 +6,6 @@ them until the engine has answered. `moved_messages` follows queues to other bro
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from datetime import datetime
@@ -123,7 +122,7 @@ class Producer:
         self._defaults = HeaderOptions(ttl_ms(ttl), priority_of(priority), None, dmq_eligible, True)
         if at is not None and delay is not None:
             check_outlived("delay", at - now_ms, self._defaults.ttl_ms)
-        self._lock = threading.RLock()
+        self._lock = session.runner.new_lock()
         self._closed = False
         self._templates = Templates(
             self.producer_id, session.receipts_partition, durability, self._start

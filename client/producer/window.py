@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ...protocol import NotConnected, Rejected
@@ -131,7 +132,7 @@ class Window:
     """
 
     def __init__(
-        self, session: Session, sends: Batcher, lock: threading.RLock, sequence: int,
+        self, session: Session, sends: Batcher, lock: AbstractContextManager[Any], sequence: int,
         pub_ack_s: float, size: int,
     ) -> None:  # fmt: skip
         self.sends = sends

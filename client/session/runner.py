@@ -17,8 +17,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from ...protocol import ConfigError, LakequeueError
@@ -63,6 +64,10 @@ class Runner(Protocol):
     acks_most: int
     gather_ms: int
     waits: bool
+
+    def new_lock(self) -> AbstractContextManager[Any]:
+        """A reentrant lock, for a producer or a consumer."""
+        return threading.RLock()
 
     def start(self, session: Duties) -> None:
         """Begin with the session's duties."""

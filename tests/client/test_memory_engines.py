@@ -16,6 +16,7 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.loopback import MemoryTransport
 from lakequeue.protocol import ConfigError, Timeout
+from lakequeue.protocol.commands import Describe
 from lakequeue.state import Limits
 
 ORDERS = {"name": "orders", "message_type": "json"}
@@ -97,16 +98,15 @@ def test_the_answer_that_another_thread_has_taken_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each thread's call takes all that has come; it may take long to hand it over."""
-    publisher, other = threading.Event(), threading.Event()
+    asking, other = threading.Event(), threading.Event()
     poll = MemoryTransport.poll
     with lakequeue.connect("memory://taken") as connection:
         connection.admin().define(ORDERS)
-        producer, second = connection.producer(), connection.producer()
-        producer.send("orders", b"{}")
+        connection.producer().send("orders", b"{}")
 
         def slow(transport: MemoryTransport, timeout: float) -> list[Record]:
             if threading.current_thread() is not taker:
-                publisher.set()  # it has published, and is about to look for its answer
+                asking.set()  # it has asked, and is about to look for its answer
                 other.wait(60)
                 return poll(transport, timeout)
             records = poll(transport, timeout)
@@ -115,15 +115,14 @@ def test_the_answer_that_another_thread_has_taken_is_waited_for(
             return records
 
         def take() -> None:
-            assert publisher.wait(60)
-            second.send("orders", b"{}")
+            assert asking.wait(60)
+            connection.request(Describe(queue="orders"))
 
         taker = threading.Thread(target=take)
         taker.start()
         monkeypatch.setattr(MemoryTransport, "poll", slow)
-        assert producer.send("orders", b"{}").message_id is not None
+        assert connection.request(Describe(queue="orders"))["depth"] == 1
         taker.join()
-        assert connection.admin().describe("orders")["depth"] == 3
 
 
 def test_threads_that_share_a_connection_each_get_their_answers(eager: None) -> None:
@@ -160,3 +159,38 @@ def test_callbacks_that_look_for_more_do_not_wait_for_each_other(eager: None) ->
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(work, range(4)))
         assert connection.admin().describe("orders")["depth"] == 40
+
+
+def test_threads_that_send_and_acknowledge_do_not_wait_for_each_other() -> None:
+    """A thread hands records over to the others' producers and consumers while it sends."""
+    with lakequeue.connect("memory://") as connection:
+        queue = {"name": "orders", "message_type": "binary", "max_per_subscription_backlog": 100}
+        connection.admin().define(queue)
+        producer = connection.producer()
+        consumer = connection.consumer("orders", ack_mode="individual", max_backlog=50)
+        count, seen = 600, list[str]()
+
+        def send() -> None:
+            for _ in range(count // 3):
+                producer.send_async("orders", b"x")
+
+        def acknowledge() -> None:
+            while len(seen) < count:
+                if (message := consumer.receive(timeout=0.01)) is not None:
+                    message.ack()
+                    seen.append(message.id)
+
+        threads = [
+            threading.Thread(target=one, daemon=True) for one in (send,) * 3 + (acknowledge,) * 2
+        ]
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+        finally:
+            sys.setswitchinterval(before)
+        assert not any(thread.is_alive() for thread in threads)
+        assert len(set(seen)) == count
