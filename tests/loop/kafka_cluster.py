@@ -1,8 +1,8 @@
-"""Several embedded Kafka nodes on this machine, for tests of a node's death.
+"""Several embedded Kafka nodes on this machine, for tests in which a node dies.
 
-Every node is broker and controller (KRaft) and keeps a copy of every record. A producer with
-`acks=all` is answered when all but one node have the record (`min.insync.replicas`). So one of
-three nodes may die under traffic: acknowledged records are kept, and new ones are taken.
+Every node is broker and controller (KRaft) and keeps a copy of every record. Kafka answers a
+producer with `acks=all` once all nodes but one have the record (`min.insync.replicas`). So one of
+three nodes may die under traffic: acknowledged records survive, and Kafka accepts new ones.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka, cluster_id, 
 
 
 class Node(EmbeddedKafka):
-    """A node. number: from 1. controller_ports: of every node. cluster: the id with which all are
+    """One node. number: from 1. controller_ports: of all nodes. cluster: the id with which all are
     formatted."""
 
     def __init__(
@@ -33,7 +33,7 @@ class Node(EmbeddedKafka):
         changed: dict[str, object] = {
             "node.id": self._number,
             "controller.quorum.voters": ",".join(voters),
-            "metadata.max.idle.interval.ms": 500,  # by these records followers see a leader's life
+            "metadata.max.idle.interval.ms": 500,  # they show that the leader lives
         }
         internal = ("transaction.state.log", "share.coordinator.state.topic")
         for topics in ("default", "offsets.topic", *internal):
@@ -51,10 +51,9 @@ class Node(EmbeddedKafka):
 
 
 class EmbeddedCluster:
-    """Nodes below ``home``; a context manager, started on entry and stopped on exit.
+    """Nodes with their files below ``home``; a context manager that starts and stops them.
 
-    nodes: how many; three is the least that outlives the death of one.
-    heap: of each node's Java process.
+    nodes: how many; with three, one may die. heap: of each node's Java process.
     """
 
     def __init__(self, home: Path | str, nodes: int = 3, heap: str = "256m") -> None:
@@ -67,7 +66,8 @@ class EmbeddedCluster:
         ]
 
     def _about(self, nodes: int) -> dict:
-        """The cluster's id and its controllers' ports: they stay, because each node knows them."""
+        """The cluster's id and its controllers' ports. They never change, because each node has
+        them in its configuration."""
         file = self.home / "cluster.json"
         if not file.exists():
             ports: list[int] = []
@@ -81,11 +81,11 @@ class EmbeddedCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All nodes' addresses; known from the first start on."""
+        """All nodes' addresses, known from the first start on."""
         return ",".join(node.bootstrap_servers for node in self.nodes)
 
     def start(self) -> EmbeddedCluster:
-        """Start those nodes that do not run, all at once: one alone has no majority."""
+        """Start the nodes that are not running, all at once: a single one has no majority."""
         try:
             with ThreadPoolExecutor(len(self.nodes)) as pool:
                 list(pool.map(EmbeddedKafka.start, self.nodes))
@@ -96,7 +96,7 @@ class EmbeddedCluster:
         return self
 
     def stop(self) -> None:
-        """End all nodes at once: the last one alone could not hand over its partitions."""
+        """Stop all nodes at once: the last one alone could not hand over its partitions."""
         with ThreadPoolExecutor(len(self.nodes)) as pool:
             list(pool.map(lambda node: node.stop(5.0), self.nodes))
 

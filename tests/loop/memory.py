@@ -1,7 +1,7 @@
-"""A broker's surroundings in memory: topics, the log of steps, what was said; and crashes.
+"""A broker's surroundings in memory: topics, the log of steps, bridged messages, and crashes.
 
-What Kafka has outlives a crash, what the driver has does not: `World` is the first, and makes a new
-driver from the last snapshot whenever one died.
+Kafka's contents survive a crash and the driver's objects do not: `World` is the former, and makes a
+new driver from the last snapshot after each crash.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ SIZES = {
     "broker-0.instructions": 1,
 }  # fmt: skip
 POINTS = ("appended", "computed", "half sent", "sent")
-# Every boundary is crossed: rows spill, segments merge, blocks close.
+# Tiny limits cross every boundary: rows spill, segments merge, blocks close.
 LIMITS = Limits(live_rows=4, segment_rows=2, block_bytes=40, file_bytes=200)
 
 
 class Crashed(Exception):
-    """The worker is dead."""
+    """The worker died."""
 
 
 @dataclass
 class Message:
-    """A record, with the face of the Kafka client's."""
+    """A record with the interface of the Kafka client's."""
 
     topic_: str
     partition_: int
@@ -75,13 +75,13 @@ class Message:
 
 
 def clocks(world: World) -> Clocks:
-    """The world's time; rests as long as they are."""
+    """Replace the clocks: the world's time, and pauses that end at once."""
     return Clocks(lambda: world.now, time.monotonic, time.thread_time)
 
 
 @dataclass
 class World:
-    """Everything that outlives a driver."""
+    """Everything that survives a driver."""
 
     now: int = 1_700_000_000_000
     code: str = "v1"
@@ -92,11 +92,11 @@ class World:
     said: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # by attempt
     flight: list[tuple[int, list[WireRecord]]] = field(default_factory=list)  # not in Kafka yet
     saved: tuple[Snapshot, DictStore] = field(default_factory=lambda: (Snapshot(), DictStore()))
-    point: str | None = None  # where the next step crashes
-    lag: int = 0  # so many steps' outputs are on their way; who dies takes them along
+    point: str | None = None  # the point at which the next step crashes
+    lag: int = 0  # outputs of this many steps are still in flight; a crash loses them
     replayed: int = 0
-    slow: int = 0  # who does not wait for the log hears so many steps later that it has a record
-    heard: int = 0  # of the log, what the driver knows to be there
+    slow: int = 0  # the log confirms a record this many steps later
+    heard: int = 0  # the driver's confirmed end of the log
     limits: Limits = LIMITS
 
     def write(self, place: PartitionId, value: bytes, **lq: Any) -> None:
@@ -109,7 +109,7 @@ class World:
         self.write((COMMANDS, 0), json.dumps(fields).encode())
 
     def instruct(self, **fields: Any) -> None:
-        """The engine says something."""
+        """The engine writes an instruction."""
         log = self.topics[INSTRUCTIONS, 0]
         value = json.dumps(fields).encode()
         log.append(Message(INSTRUCTIONS, 0, len(log), self.now, b"default", value, None))
@@ -118,7 +118,7 @@ class World:
         return [(at, steplog.decode(v)) for at, v in enumerate(self.log) if at >= start]
 
     def open(self) -> Driver:
-        """A new worker: from the last snapshot and the log."""
+        """Start a worker from the last snapshot and the log."""
         self.flight.clear()
         snapshot, store = copy.deepcopy(self.saved)
         driver = Driver(HOME, self.code, store, snapshot, self, self, clocks(self), self.limits)
@@ -130,13 +130,13 @@ class World:
         return driver
 
     def save(self, driver: Driver, store: DictStore) -> None:
-        """A batch ends well: all steps are in the log, all outputs in Kafka."""
+        """A batch commits: all steps are in the log, all outputs in Kafka."""
         driver.flush()
         self.land(0)
         snapshot = driver.snapshot(5)  # it writes the pages
         self.saved = copy.deepcopy((snapshot, store))
 
-    # ------------------------------------------------------------ what a driver asks for
+    # ------------------------------------------------------------ the driver's interfaces
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
         """`Again`."""
@@ -171,7 +171,7 @@ class World:
         return self.flight[0][0] - 1 if self.flight else None
 
     def land(self, lag: int) -> None:
-        """What is on its way arrives in Kafka, but for so many steps."""
+        """Let outputs arrive in Kafka, except those of the last ``keep`` steps."""
         count = max(len(self.flight) - lag, 0)
         self.said += self.flight[:count]
         del self.flight[:count]
@@ -183,7 +183,7 @@ class World:
 
 
 class Some:
-    """Live inputs: at most so many records of each partition. until: of commands that are left."""
+    """Live inputs with a limit of records per partition. until: of the commands that are left."""
 
     until: int | None = None
 

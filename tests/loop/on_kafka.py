@@ -21,7 +21,7 @@ EPOCH = 7  # as in worker.py
 
 @dataclass
 class LoopOnKafka:
-    """One Kafka, and the workers that served it one after the other."""
+    """One Kafka, and the workers that serve it one after the other."""
 
     kafka: Any  # `EmbeddedKafka`, or several nodes
     folder: Path
@@ -32,7 +32,7 @@ class LoopOnKafka:
         return f"kafka://{self.kafka.bootstrap_servers}"
 
     def start(self, *more: str) -> subprocess.Popen[str]:
-        """A new worker; one that still runs is given up."""
+        """Start a worker; one that still runs is abandoned."""
         generation = str(len(self.workers))
         (self.folder / "generation").write_text(generation)
         command = [sys.executable, str(WORKER), self.kafka.bootstrap_servers, str(self.folder)]
@@ -44,18 +44,18 @@ class LoopOnKafka:
         return worker
 
     def begin(self) -> None:
-        """Kafka runs, and the home begins there: in the VPN's commands and in what the engine
-        says."""
+        """Start Kafka. The home begins at the current ends of the VPN's commands and the engine's
+        instructions."""
         self.kafka.start()
         ensure_topics(self.kafka.bootstrap_servers, ["default"], [], ["broker-0"])
         tell(self, commands.Begin(epoch=EPOCH), INSTRUCTIONS, "default.commands")
 
     def running(self) -> subprocess.Popen[str]:
-        """The worker that runs; one is started if none does."""
+        """The running worker; starts one if none runs."""
         return self.workers[-1] if self.workers[-1].poll() is None else self.start()
 
     def stop(self, worker: subprocess.Popen[str]) -> str:
-        """Ask it to stop, as the engine does; what it printed."""
+        """Stop the worker as the engine does. Returns what it printed."""
         transport = open_kafka(self.kafka.bootstrap_servers, "stop")
         transport.command("broker-0.control", b"", str(self.workers.index(worker)).encode())
         transport.flush(90)
@@ -65,7 +65,7 @@ class LoopOnKafka:
 
 
 def tell(place: LoopOnKafka, command: commands.AnyCommand, *topics: str) -> None:
-    """As the engine does, where no topics are named."""
+    """Tell the worker which topics exist, as the engine does where none are configured."""
     transport = open_kafka(place.kafka.bootstrap_servers, "tell")
     for topic in topics or (INSTRUCTIONS,):
         key = b"default" if topic == INSTRUCTIONS else b""

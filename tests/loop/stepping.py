@@ -1,4 +1,4 @@
-"""A worker that steps in a thread of its own, in a world in memory: a test makes the batches."""
+"""A worker that steps in its own thread, in a world in memory. The test makes the batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class State(DictStore):
 
 
 class Inputs(Some):
-    """As `LiveInputs`: waits, counts, is told which places to read, and to stop."""
+    """The interface of `LiveInputs` that the stepper needs: it waits, counts, gets partitions to
+    read, and stops."""
 
     def __init__(self, world: World, driver: LoopDriver) -> None:
         super().__init__(world, driver, 5)
@@ -66,7 +67,7 @@ class Inputs(Some):
 
 
 class Transactions:
-    """The log's fence: whether somebody else has opened it."""
+    """The log's fence: whether another worker has opened it."""
 
     fenced = False
 
@@ -78,8 +79,8 @@ class Transactions:
 
 
 class Broker:
-    """A world that outlives workers, and the worker that runs now. A batch is what Spark does:
-    save, commit, some time later."""
+    """A world that survives workers, and the current worker. A batch is Spark's part: save, and
+    commit some time later."""
 
     def __init__(
         self, replayed_s: float = 0.0, went_back: bool = False, limits: Limits | None = None,
@@ -93,7 +94,7 @@ class Broker:
         self.open(replayed_s, went_back)
 
     def open(self, replayed_s: float = 0.0, went_back: bool = False) -> None:
-        """A worker, from what was saved and the log."""
+        """Start a worker from the saved state and the log."""
         world = self.world
         self.cache = PageCache(self.state, 1_000_000)
         self.driver = LoopDriver(HOME, "v1", self.cache, self.saved, world, world, world.limits)
@@ -109,20 +110,20 @@ class Broker:
         self.stepper.begin(Figures(), lambda: None)
 
     def again(self) -> None:
-        """The worker dies; the next one."""
+        """The worker dies and the next one starts."""
         self.stepper.close()
         self.cache.writer.attach(self.state)
         self.open()
 
     def died(self, pages: dict[str, bytes], saved: bytes | None) -> Broker:
-        """The next worker of this one if it died while the state has this."""
+        """The worker that would follow if this one died with the state as it is."""
         one = copy.copy(self)
         one.world, one.state, one.saved = copy.deepcopy(self.world), State(pages), saved
         one.open()
         return one
 
     def batch(self) -> Mark:
-        """A visit, and what a batch saves of it."""
+        """One visit of the operator, with the part that a batch saves."""
         self.cache.writer.attach(self.state)
         mark = self.stepper.visit()
         self.cache.writer.settle()
@@ -131,7 +132,7 @@ class Broker:
         return mark
 
     def define(self, name: str) -> None:
-        """A client defines a queue: a step has something to do, and to write."""
+        """A client defines a queue, so that a step has work and writes something."""
         self.world.command(command="define", definition={"name": name, "message_type": "text"})
         self.inputs.arrived.set()
 
@@ -140,7 +141,7 @@ class Broker:
         self.inputs.arrived.set()
 
     def depths(self, names: list[str]) -> list[int]:
-        """Of these queues; without a look into those that are to be packed."""
+        """The depths of these queues, without reading those that are waiting to be packed."""
         queues = self.driver._replica.broker.names
         found = [queues.get(("default", name)) for name in names]
         return [0 if q is None else (q._hidden.get("header") or q.header).depth for q in found]

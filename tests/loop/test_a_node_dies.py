@@ -1,6 +1,6 @@
-"""The loop on a Kafka of three nodes: the one that leads the log of steps dies in the middle of
-traffic, and comes back. What two of three nodes have is kept (`min.insync.replicas`), and the
-worker, its log and the clients go on with those that are left."""
+"""A Kafka of three nodes loses the leader of the log of steps under traffic, and gets it back. The
+two other nodes have every acknowledged record (`min.insync.replicas`); the worker, its log and the
+clients go on with them."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from loop.on_kafka import LoopOnKafka, answers
 pytestmark = pytest.mark.job
 
 SEED = 3
-KNOCKS_MAX = 30_000  # in all; a client that knocks without a pause comes to 100,000 in 30 s
+KNOCKS_MAX = 30_000  # in all; a client that reconnects without a pause makes 100,000 in 30 s
 STEPS = "broker-0.steps"
 QUEUE = {"name": "busy", "message_type": "text", "max_per_subscription_backlog": 50}
 
 
 class Look:
-    """What the cluster says of itself."""
+    """The cluster's metadata."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
         self._admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
 
     def leader_of_the_log(self) -> int:
-        """The number of the node whose death hurts most."""
+        """The node whose death hurts most."""
         return self._admin.list_topics(STEPS, timeout=20).topics[STEPS].partitions[0].leader
 
     def whole(self) -> bool:
-        """Every partition has three copies, all of them up to date."""
+        """Whether every partition has three copies, all up to date."""
         topics = self._admin.list_topics(timeout=20).topics.values()
         return all(len(p.isrs) == 3 for t in topics for p in t.partitions.values())
 
 
 def knocks(log: Path) -> int:
-    """How often the loop's clients asked for a connection in vain, beside those in the log."""
+    """How often the loop's clients failed to connect, from the log and from their counters."""
     counts = re.findall(r"([0-9]+) identical error\(s\) suppressed", log.read_text())
     return sum(map(int, counts))
 

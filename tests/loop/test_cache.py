@@ -1,4 +1,5 @@
-"""The page cache: always what was put, in bounded memory; all of it in the state at the end."""
+"""The page cache: reads return the last write, memory is bounded, and in the end the state has
+every page."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from lakequeue.streaming.loop.page_cache import PAGE_BYTES, CacheClosed, PageCac
 
 
 class State(DictStore):
-    """A state that takes one call at a time, and counts them."""
+    """A state that allows one call at a time, and counts the calls."""
 
     def __init__(
         self, pages: dict[str, bytes] | None = None, pause_s: float = 0.0, fails: str = ""
@@ -51,7 +52,7 @@ class State(DictStore):
 
     def delete(self, key: str) -> None:
         with self._alone():
-            assert key in self.pages, "only what is there is removed"
+            assert key in self.pages, "a page was removed that does not exist"
             super().delete(key)
 
     def keys(self) -> set[str]:
@@ -66,7 +67,7 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def save(cache: PageCache) -> None:
-    """As at the end of a batch."""
+    """The end of a batch."""
     cache.hand_over()
     cache.writer.settle()
 
@@ -86,7 +87,7 @@ operations = st.lists(
 
 
 def check_sizes(cache: PageCache, bytes_max: int) -> None:
-    """The cache knows what it has, and does not have more than it may."""
+    """The cache's sizes match its pages and stay within the limit."""
     large = {key for key, value in cache._clean.items() if len(value) >= module.LARGE_BYTES}
     assert set(cache._large) == large
     assert cache._large_bytes == sum(len(cache._clean[k]) + PAGE_BYTES for k in large)
@@ -100,10 +101,11 @@ def check_sizes(cache: PageCache, bytes_max: int) -> None:
     st.dictionaries(keys, pages), operations, st.integers(0, 4_000),
     st.sampled_from([None, -1.0, 10.0]),
 )  # fmt: skip
-def test_it_is_a_store(
+def test_the_cache_behaves_like_a_store(
     first: dict[str, bytes], walk: list[tuple], bytes_max: int, large_kept_s: float | None
 ) -> None:
-    """Also where large pages, of 100 bytes here, are let go at once, or after a while."""
+    """Both where large pages (here 100 bytes) are evicted at once, and where they stay for a
+    while."""
     below, plain = State(first), DictStore(first)
     cache = PageCache(below, bytes_max)
     changed = {} if large_kept_s is None else {"LARGE_BYTES": 100, "LARGE_KEPT_S": large_kept_s}
@@ -131,8 +133,8 @@ def test_it_is_a_store(
         save(cache)
 
 
-def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Payloads of a deep queue; what is small, and what is read, stays."""
+def test_large_pages_that_are_not_read_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads of a deep queue go; small pages and pages in use stay."""
     below = State()
     cache = PageCache(below, 10_000_000)
     now = 0.0
@@ -151,9 +153,9 @@ def test_a_large_page_that_nobody_reads_is_let_go(monkeypatch: pytest.MonkeyPatc
     cache.writer.close()
 
 
-def test_large_pages_do_not_push_out_small_ones() -> None:
-    """What a step needs to find the messages before, while payloads come in; there is room for both
-    where there are few small ones."""
+def test_large_pages_do_not_evict_small_ones() -> None:
+    """A step needs the small ones to find messages, while payloads come in. Both fit where small
+    ones are few."""
     below = State({f"small {n}": bytes(10_000) for n in range(50)})
     cache = PageCache(below, 1_000_000)
     for n in range(50):
@@ -173,8 +175,8 @@ def test_large_pages_do_not_push_out_small_ones() -> None:
     assert len(cache._large) == 4
 
 
-def test_who_reads_a_page_does_not_wait_for_what_is_written() -> None:
-    """But for the page that is being written."""
+def test_a_read_does_not_wait_for_writes_of_other_pages() -> None:
+    """Only a read of the page that is being written waits."""
     below = State({"asked": b"1"}, pause_s=0.02)
     cache = PageCache(below, 0)
     for n in range(40):
@@ -199,7 +201,7 @@ def test_a_page_is_read_once_and_written_once() -> None:
     assert (below.reads, below.writes) == (1, 1)
 
 
-def test_what_rests_is_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_pages_are_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
     below = State()
     cache = PageCache(below, 1_000_000)
     now = 0.0
@@ -213,10 +215,10 @@ def test_what_rests_is_written_early(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.dirty_bytes < 20 * (PAGE_BYTES + 1)
     monkeypatch.undo()
     save(cache)
-    assert below.writes == 101, "the header was not written again and again"
+    assert below.writes == 101, "the header was written more than once"
 
 
-def test_what_there_is_no_room_for_is_written_early() -> None:
+def test_pages_beyond_the_limit_are_written_early() -> None:
     below = State()
     cache = PageCache(below, 100_000)
     for n in range(100):
@@ -228,20 +230,20 @@ def test_what_there_is_no_room_for_is_written_early() -> None:
     assert len(below.pages) == 100
 
 
-def test_clean_pages_go_first_the_longest_unused_before() -> None:
+def test_clean_pages_are_evicted_first_least_recently_used_before_others() -> None:
     below = State({str(n): bytes(1_000) for n in range(10)})
     cache = PageCache(below, 5 * (1_000 + PAGE_BYTES))
     for n in range(10):
         cache.get(str(n))
     reads = below.reads
     cache.get("9")
-    assert below.reads == reads, "still there"
+    assert below.reads == reads, "evicted too early"
     cache.get("0")
-    assert below.reads == reads + 1, "gone"
+    assert below.reads == reads + 1, "not evicted"
     cache.writer.close()
 
 
-def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
+def test_a_page_that_is_being_written_is_read_from_the_cache() -> None:
     below = State(pause_s=0.01)
     cache = PageCache(below, 0)
     for n in range(20):
@@ -252,7 +254,7 @@ def test_a_page_on_its_way_is_read_as_it_was_put() -> None:
     assert below.pages == {"a": b"19"}
 
 
-def test_what_cannot_be_written_is_said() -> None:
+def test_a_failed_write_is_reported() -> None:
     below = State(fails="b")
     cache = PageCache(below, 0)
     cache.put("a", b"1")
@@ -261,7 +263,7 @@ def test_what_cannot_be_written_is_said() -> None:
         save(cache)
 
 
-def test_giving_up_writes_nothing_more() -> None:
+def test_an_abandoned_cache_writes_nothing_more() -> None:
     below = State(pause_s=0.05)
     cache = PageCache(below, 0)
     for n in range(50):
@@ -271,7 +273,7 @@ def test_giving_up_writes_nothing_more() -> None:
     assert len(below.pages) <= 2
 
 
-def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
+def test_between_batches_a_read_waits_for_a_page_outside_the_cache() -> None:
     below = State({"a": b"1", "b": b"2"})
     cache = PageCache(below, 10_000)
     cache.get("a")
@@ -281,14 +283,14 @@ def test_between_two_batches_a_page_that_is_not_here_is_waited_for() -> None:
         reader = pool.submit(cache.get, "b")
         time.sleep(0.05)
         assert not reader.done()
-        assert below.reads == 1, "the handle of the batch before is not touched"
+        assert below.reads == 1, "the earlier batch's handle was used"
         cache.writer.attach(State({"b": b"3"}))
         assert reader.result(60) == b"3"
     assert cache.writer.waited_s > 0.04
     cache.writer.close()
 
 
-def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
+def test_a_waiting_read_fails_when_the_cache_is_closed() -> None:
     cache = PageCache(State({"a": b"1"}), 10_000)
     cache.writer.detach()
     with ThreadPoolExecutor(1) as pool:
@@ -299,7 +301,7 @@ def test_who_waits_for_a_page_is_told_that_it_is_over() -> None:
             reader.result(60)
 
 
-def test_a_batch_saves_what_was_handed_over_and_not_what_came_after() -> None:
+def test_a_batch_saves_the_pages_handed_over_and_none_written_later() -> None:
     below = State(pause_s=0.01)
     cache = PageCache(below, 10_000)
     for key in "abcdef":

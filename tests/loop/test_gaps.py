@@ -1,6 +1,6 @@
-"""Gaps in what Kafka has, each made on a real one: the loop goes on behind it, and says what was
-lost. A program that writes in transactions leaves marks; retention and compaction take records;
-topics are deleted and made anew."""
+"""Gaps in Kafka's topics, each made on a real one. The loop continues behind a gap and reports lost
+records. Transactions leave markers; retention and compaction remove records; topics are deleted and
+recreated."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.job
 
 
 class Captured:
-    """A topic of others, and a loop's inputs that read it."""
+    """A captured topic, and a loop's inputs that read it."""
 
     def __init__(self, kafka: EmbeddedKafka, name: str = "orders", **config: str) -> None:
         self.at = kafka.bootstrap_servers
@@ -41,7 +41,7 @@ class Captured:
         return inputs
 
     def again(self, offset: int, topic_id: str = "") -> None:
-        """The engine was away."""
+        """The engine stops and starts again."""
         self.inputs.close()
         self.inputs = self.open(offset, topic_id)
 
@@ -58,10 +58,10 @@ class Captured:
         while True:
             try:
                 self.make(self.topic)
-                # One that saw the topic go gives up at once what it has for it.
+                # A client that sees a topic disappear drops at once the records that it has for it.
                 self.producer = Producer({"bootstrap.servers": self.at})
                 return
-            except Exception:  # the old one is still being deleted
+            except Exception:  # Kafka is still deleting the old one
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
@@ -78,19 +78,19 @@ class Captured:
         assert not refused, refused[0].str()
 
     def trim(self, before: int) -> None:
-        """As retention does."""
+        """Remove records as retention does."""
         place = TopicPartition(self.topic, 0, before)
         self.admin.delete_records([place])[place].result(30)
 
     def take(self, count: int, seconds: float = 60.0) -> list[str]:
-        """Steps' worths until so many came; then none comes for a moment."""
+        """Take steps until this many records came; then none may come for a moment."""
         found: list[str] = []
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             taken = self.inputs.take(0.5)
             if taken is not None:
                 for r in taken.ranges:
-                    assert r.first <= r.last, "of two topics in one range"
+                    assert r.first <= r.last, "records of two topics in one range"
                 values = (*taken.batch.commands.values, *taken.batch.publishes.values)
                 found += [(value or b"").decode() for value in values]
             elif len(found) >= count:
@@ -109,8 +109,8 @@ def captured(kafka: EmbeddedKafka, request: Any) -> Iterator[Captured]:
     one.inputs.close()
 
 
-def test_marks_of_transactions_are_passed_over(captured: Captured) -> None:
-    """Also those of one that was aborted, whose records nobody gets."""
+def test_transaction_markers_are_skipped(captured: Captured) -> None:
+    """Also the markers of aborted transactions, whose records nobody receives."""
     foreign = Producer({"bootstrap.servers": captured.at, "transactional.id": captured.topic})
     foreign.init_transactions()
     for n in range(5):
@@ -127,10 +127,10 @@ def test_marks_of_transactions_are_passed_over(captured: Captured) -> None:
     assert captured.take(1) == ["4"]
     assert captured.notes == []
     captured.inputs.watch({(captured.topic, 0): 10})
-    assert captured.inputs.behind == 0, "the last mark is nothing that waits"
+    assert captured.inputs.behind == 0, "the last marker counts as a waiting record"
 
 
-def test_what_retention_took_while_the_engine_was_away_is_told(captured: Captured) -> None:
+def test_records_that_retention_removed_during_downtime_are_reported(captured: Captured) -> None:
     captured.write(*map(str, range(10)))
     assert len(captured.take(10)) == 10
     captured.inputs.close()
@@ -148,7 +148,7 @@ COMPACTED = {
 
 
 @pytest.mark.parametrize("captured", [COMPACTED], indirect=True)
-def test_compaction_leaves_gaps_and_is_no_loss(captured: Captured) -> None:
+def test_gaps_left_by_compaction_are_no_loss(captured: Captured) -> None:
     captured.write("first", key="a")
     assert captured.take(1) == ["first"]
     captured.inputs.close()
@@ -162,22 +162,22 @@ def test_compaction_leaves_gaps_and_is_no_loss(captured: Captured) -> None:
         captured.again(1)
         found: list[str] = []
         while f"end {ends}" not in found:
-            assert time.monotonic() < until, "it does not come behind the gaps"
+            assert time.monotonic() < until, "the inputs did not continue behind the gaps"
             found += captured.take(1, 5.0)
         if len(found) < 20:
             break
-        assert time.monotonic() < until, "nothing is compacted"
+        assert time.monotonic() < until, "Kafka compacted nothing"
     assert captured.notes == []
 
 
-# ------------------------------------------------------------ a topic is not its name
+# ------------------------------------------------------------ a topic is more than its name
 
 
 @pytest.mark.parametrize("captured", [{"name": "commands"}], indirect=True)
-def test_a_topic_that_is_made_anew_is_read_from_its_beginning(captured: Captured) -> None:
-    """One of a VPN; and it is told once, with the end that the new topic had when it was noticed.
-    (One of others, longer or shorter by then: `tests/job/test_foreign_in_tables.py`. While the
-    engine is away: `tests/job/test_damage.py`. Where it goes on: `test_same_topic.py`.)"""
+def test_a_recreated_topic_is_read_from_its_beginning(captured: Captured) -> None:
+    """A topic of the VPN. The change is reported once, with the new topic's end at that time.
+    (Captured topics: `tests/job/test_foreign_in_tables.py`. During downtime:
+    `tests/job/test_damage.py`. The new position: `test_same_topic.py`.)"""
     captured.write(*(f"old{n}" for n in range(50)))
     assert len(captured.take(50)) == 50
     captured.delete()

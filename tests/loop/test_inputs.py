@@ -1,4 +1,4 @@
-"""What is read, and how it is cut: limits in records and bytes, captured topics, order."""
+"""Which records a batch contains: limits in records and bytes, captured topics, order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def records(sizes: list[int]) -> Records:
     )  # fmt: skip
 
 
-def test_a_batch_is_cut_by_bytes_and_commands_come_first() -> None:
+def test_a_batch_has_a_limit_in_bytes_and_commands_come_first() -> None:
     whole = Batch(commands=records([1, 1]), publishes=records([600, 600, 600, 5_000, 1, 1]))
     parts = list(in_parts(whole, 1_500, 100))
     assert [p.publishes.offsets for p in parts] == [[0, 1], [2], [3], [4, 5]]
@@ -40,14 +40,14 @@ def test_a_batch_is_cut_by_bytes_and_commands_come_first() -> None:
     ("commands", "publishes"), [(0, 0), (3, 0), (0, 7), (3, 3), (10, 2), (7, 9)]
 )
 def test_no_step_has_more_records_than_its_limit(commands: int, publishes: int) -> None:
-    """After a night's downtime there may be a million commands: they are taken whole by Spark."""
+    """After a long downtime Spark's source may plan a million commands for one batch."""
     whole = Batch(commands=records([1] * commands), publishes=records([1] * publishes))
     parts = list(in_parts(whole, 1_000, 3))
     assert max(max(len(p.commands), len(p.publishes)) for p in parts) <= 3
     assert [at for p in parts for at in p.commands.offsets] == whole.commands.offsets
     assert [at for p in parts for at in p.publishes.offsets] == whole.publishes.offsets
     first = next((n for n, p in enumerate(parts) if len(p.publishes)), len(parts))
-    assert not any(len(p.commands) for p in parts[first + 1 :]), "a message before a command"
+    assert not any(len(p.commands) for p in parts[first + 1 :]), "a message came before a command"
     assert max(len(p.commands) for p in in_parts(whole, 2, 99)) <= 2
 
 
@@ -59,7 +59,7 @@ def test_Q2_captured_topics_are_whole_matches_and_never_the_engines_own() -> Non
     assert captured_topics(KNOWN, ["(", "a.publish", "broker-0.steps"]) == []
 
 
-def test_records_are_in_one_order_however_they_came() -> None:
+def test_the_order_of_records_does_not_depend_on_their_arrival() -> None:
     def message(topic: str, partition: int, offset: int) -> Message:
         return Message(topic, partition, offset, 0, None, b"", [("lq", b"{}"), ("a", b"\xff")])
 
@@ -79,7 +79,7 @@ def test_records_are_in_one_order_however_they_came() -> None:
     ]  # fmt: skip
 
 
-def test_a_log_that_is_gone_is_named_with_kafkas_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_log_is_named_with_kafkas_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     class Missing:
         def __init__(self, settings: object) -> None:
             self.said = [KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)]
@@ -102,7 +102,7 @@ def logged(*steps: Range) -> list[StepRecord]:
     return [StepRecord(1, n, 0, 0, 0, 0, "", (step,)) for n, step in enumerate(steps)]
 
 
-def test_logged_steps_get_their_records_again_or_say_which_are_gone(
+def test_a_replay_reads_the_same_records_or_names_the_missing_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []

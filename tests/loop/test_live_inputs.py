@@ -1,4 +1,4 @@
-"""The loop's readers: what stands before what, and what they know of time."""
+"""The loop's readers: which records come first, and what they tell about time."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
 A: PartitionId = ("a.commands", 0)
 B: PartitionId = ("b.commands", 0)
 PUBLISH: PartitionId = ("a.publish", 0)
-ORDERS: PartitionId = ("orders", 0)  # a topic of others
+ORDERS: PartitionId = ("orders", 0)  # a captured topic
 CONTROL: PartitionId = ("broker-0.control", 0)
 MESH: PartitionId = ("broker-0.mesh", 0)
 
 
 class Record(Message):
-    """As a consumer gives it."""
+    """A record of the consumer."""
 
     def error(self) -> None:
         return None
@@ -41,7 +41,7 @@ class Record(Message):
 
 
 class End:
-    """What a consumer says at a partition's end."""
+    """The consumer's event at a partition's end."""
 
     def __init__(self, place: PartitionId) -> None:
         self._place = place
@@ -65,7 +65,7 @@ def record(place: PartitionId, offset: int, at_ms: int = 0, value: bytes = b"{}"
 
 @pytest.fixture
 def inputs() -> Iterator[LiveInputs]:
-    """Steps of two commands at most; nothing is read."""
+    """Steps of two commands at most; no reader runs."""
     one = LiveInputs(NOWHERE, InputLimits(2, 1_000), CONTROL[0], "run")
     one.also({A: 0, B: 0})
     yield one
@@ -74,14 +74,14 @@ def inputs() -> Iterator[LiveInputs]:
 
 @pytest.fixture
 def ready(inputs: LiveInputs) -> LiveInputs:
-    """All commands were read, so messages may be taken, and what others write."""
+    """Inputs that have read all commands once, so messages and captured records may be taken."""
     inputs.also({PUBLISH: 0, ORDERS: 0, MESH: 0})
     inputs._commands.at_end |= {A, B}
     return inputs
 
 
 def put(inputs: LiveInputs, place: PartitionId, *offsets: int, **of_each: Any) -> None:
-    """Records that were read ahead."""
+    """Add records as if they were read ahead."""
     readers = {PUBLISH: inputs._messages, ORDERS: inputs._captured}
     found = [record(place, offset, **of_each) for offset in offsets]
     readers.get(place, inputs._commands).ahead.put(place, found)
@@ -93,15 +93,16 @@ def counts(taken: Taken | None) -> dict[str, int]:
 
 @contextmanager
 def waits(inputs: LiveInputs, least_s: float, most_s: float = 4.0) -> Iterator[None]:
-    """The loop rests in it, instead of spinning, and says so."""
+    """Whether the loop waits instead of spinning."""
     begun, waited = time.monotonic(), inputs.waited_s
     yield
     assert least_s <= time.monotonic() - begun < most_s
     assert inputs.waited_s > waited
 
 
-def test_time_goes_no_further_than_the_commands_that_wait(inputs: LiveInputs) -> None:
-    """Of no VPN: another's newer ones, which were taken before, say nothing of them."""
+def test_time_does_not_pass_waiting_commands(inputs: LiveInputs) -> None:
+    """The engine's own commands are of no VPN: newer ones of a VPN that were taken before do not
+    advance the time."""
     for n in range(3):
         put(inputs, A, n, at_ms=1_000 + n)
     put(inputs, B, 0, at_ms=9_000)
@@ -116,12 +117,12 @@ def test_time_goes_no_further_than_the_commands_that_wait(inputs: LiveInputs) ->
     assert set(seen[:-1]) <= {1_001, 1_002}
 
 
-def test_time_waits_for_a_partition_that_was_not_read_yet(inputs: LiveInputs) -> None:
+def test_time_waits_for_a_partition_not_read_yet(inputs: LiveInputs) -> None:
     put(inputs, B, 0, at_ms=9_000)
     inputs._commands.at_end.add(B)
     assert inputs.up_to() == 0
     inputs.take(0.0)
-    assert inputs.up_to() == 0, "nothing is known of the other"
+    assert inputs.up_to() == 0, "the other partition was not read yet"
     put(inputs, A, 0, at_ms=5_000)
     inputs.take(0.0)
     assert inputs.up_to() == 5_000, "it may go on"
@@ -129,7 +130,7 @@ def test_time_waits_for_a_partition_that_was_not_read_yet(inputs: LiveInputs) ->
     assert inputs.up_to() is None
 
 
-def test_time_does_not_follow_a_client_into_the_future(inputs: LiveInputs) -> None:
+def test_a_client_with_a_fast_clock_does_not_advance_time(inputs: LiveInputs) -> None:
     day_ms = 86_400_000
     put(inputs, A, 0, at_ms=int(time.time() * 1000) + day_ms)
     up_to = inputs.up_to()
@@ -137,7 +138,7 @@ def test_time_does_not_follow_a_client_into_the_future(inputs: LiveInputs) -> No
     assert up_to <= time.time() * 1000
 
 
-def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveInputs) -> None:
+def test_messages_wait_for_commands_without_a_busy_loop(inputs: LiveInputs) -> None:
     inputs.also({PUBLISH: 0})
     put(inputs, PUBLISH, 0)
     with waits(inputs, 0.05):
@@ -146,10 +147,10 @@ def test_messages_wait_for_commands_and_do_not_make_the_loop_spin(inputs: LiveIn
     assert inputs.take(0.05).batch.publishes.offsets == [0]
 
 
-def test_what_others_write_is_read_beside_what_producers_publish(
+def test_captured_topics_are_read_beside_publish_topics(
     inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a reader that there is only where something is captured."""
+    """A reader for them exists only where a topic is captured."""
     begun: list[Reader] = []
     monkeypatch.setattr(Reader, "start", lambda reader: begun.append(reader))
     inputs.also({PUBLISH: 0})
@@ -165,9 +166,9 @@ def test_what_others_write_is_read_beside_what_producers_publish(
     assert list(counts(inputs.take(0.0))) == [PUBLISH[0], "orders"]
 
 
-def test_of_large_captured_records_a_step_takes_one(ready: LiveInputs) -> None:
-    """Where as many as a step may take of messages would hold up who sent something just now."""
-    large = bytes(300)  # of 1,000 that a step may take
+def test_a_step_takes_one_large_captured_record(ready: LiveInputs) -> None:
+    """As many as a step may take of messages would delay producers."""
+    large = bytes(300)  # of the 1,000 that a step may take
     put(ready, ORDERS, *range(4), value=large)
     put(ready, PUBLISH, *range(4), value=large)
     taken = [counts(ready.take(0.0)) for _ in range(5)]
@@ -175,7 +176,7 @@ def test_of_large_captured_records_a_step_takes_one(ready: LiveInputs) -> None:
     assert [one.get(PUBLISH[0]) for one in taken[:2]] == [2, 2]
 
 
-def test_what_is_captured_rests_while_messages_go_on_and_the_loop_does_not_spin(
+def test_captured_topics_pause_while_messages_go_on_without_a_busy_loop(
     ready: LiveInputs,
 ) -> None:
     now = 100.0
@@ -190,7 +191,7 @@ def test_what_is_captured_rests_while_messages_go_on_and_the_loop_does_not_spin(
     assert counts(ready.take(5.0)) == {"orders": 1}
 
 
-def test_without_room_a_message_waits_and_commands_go_on(ready: LiveInputs) -> None:
+def test_without_room_messages_wait_and_commands_go_on(ready: LiveInputs) -> None:
     put(ready, PUBLISH, 0)
     ready.room_bytes = 0
     with waits(ready, 0.005):
@@ -201,7 +202,7 @@ def test_without_room_a_message_waits_and_commands_go_on(ready: LiveInputs) -> N
     assert counts(ready.take(0.5)) == {PUBLISH[0]: 1}
 
 
-def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
+def test_a_stop_on_the_control_topic_is_no_input(
     inputs: LiveInputs,
 ) -> None:
     put(inputs, CONTROL, 0, value=b"an older run")
@@ -212,7 +213,7 @@ def test_the_engine_says_stop_on_the_control_topic_and_that_is_no_input(
     assert inputs.stopped
 
 
-def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(ready: LiveInputs) -> None:
+def test_M4_a_pausing_home_takes_commands_and_no_messages(ready: LiveInputs) -> None:
     put(ready, PUBLISH, 0)
     put(ready, CONTROL, 0, value=quiet(b"an older run"))
     assert counts(ready.take(0.0)) == {PUBLISH[0]: 1}
@@ -229,7 +230,7 @@ def test_M4_before_a_home_rests_no_message_is_taken_and_commands_are(ready: Live
 
 
 def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
-    """Else messages would be taken before the last definitions."""
+    """Otherwise messages would be taken before the last definitions."""
 
     class Consumed:
         def poll(self, seconds: float) -> Record:
@@ -253,7 +254,7 @@ def test_the_end_of_a_partition_is_known_after_its_messages() -> None:
 
 
 class Assigned:
-    """A consumer that remembers what it was told, and finds nothing."""
+    """A consumer that records its assignments and finds nothing."""
 
     def __init__(self, *_: Any) -> None:
         self.reads: set[PartitionId] = set()
@@ -276,10 +277,10 @@ class Assigned:
         pass
 
 
-def test_commands_are_known_to_kafka_s_client_before_they_are_read(
+def test_the_command_partitions_are_assigned_before_they_are_read(
     inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is only assigned when it is wanted is read a second later."""
+    """librdkafka fetches a newly assigned partition only after a second."""
     monkeypatch.setattr("lakequeue.sources.live_reader.Consumer", Assigned)
     told: PartitionId = ("broker-0.instructions", 0)
     inputs.also({told: 0})
@@ -301,7 +302,7 @@ def test_commands_are_known_to_kafka_s_client_before_they_are_read(
 
 
 class Doubted(Assigned):
-    """What a consumer says that has not the offset which it is asked for."""
+    """What a consumer returns when Kafka no longer has the requested offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -334,8 +335,8 @@ def doubted(look: Any = lambda places: {}) -> tuple[Reader, Doubted]:
     return reader, one
 
 
-def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not_mix() -> None:
-    """What was read of the old topic is taken before anything of the new one is read."""
+def test_the_reader_checks_its_partition_and_never_mixes_two_topics() -> None:
+    """The old topic's records that were read ahead are taken before any record of the new topic."""
     asked: list[list[PartitionId]] = []
 
     def look(places: list[PartitionId]) -> dict[PartitionId, Found]:
@@ -349,29 +350,29 @@ def test_what_became_of_a_partition_is_asked_by_its_reader_and_two_topics_do_not
     reader.assign({A: 4}, {A: "old"})
     reader._read()
     reader._read()
-    assert (one.reads, asked) == (set(), []), "what was read is not taken yet"
+    assert (one.reads, asked) == (set(), []), "the old topic's records are not taken yet"
     reader.take(None)
     for _ in range(2):
         reader._doubts[A] = 0.0
         reader._read()
-    assert (one.reads, one.at) == ({A}, [4, 0]), "Kafka was away at first"
+    assert (one.reads, one.at) == ({A}, [4, 0]), "Kafka was not reachable at first"
     assert list(reader.starts) == [(A, Start(0, "new", "anew", 3))]
     one.says = [record(A, 0)]
     reader._read()
     assert [m.offset() for m in reader.take(None)[0][A]] == [0]
 
 
-def test_a_topic_is_compared_with_what_it_was() -> None:
+def test_a_topic_is_compared_with_its_earlier_id() -> None:
     reader, _ = doubted()
     reader.assign({A: 4, B: 4}, {A: "old"})
     reader._read()
     reader.compare({A[0]: "old", B[0]: "first"})
     assert not reader._told_doubts
     reader.compare({B[0]: "second"})
-    assert set(reader._told_doubts) == {A, B}, "one that is not there may be made anew"
+    assert set(reader._told_doubts) == {A, B}, "a missing topic may be recreated"
     reader._told_doubts.clear()
     reader.compare({A[0]: "", B[0]: "first"})
-    assert not reader._told_doubts, "where Kafka gives no id nothing is known"
+    assert not reader._told_doubts, "without ids nothing is known"
 
 
 @pytest.mark.parametrize(
@@ -384,11 +385,11 @@ def test_a_topic_is_compared_with_what_it_was() -> None:
         (0, "", Found("a", 8, 10), 8, None),
     ],
 )
-def test_a_start_asks_where_it_goes_on_and_tells_it(
+def test_a_start_checks_its_positions_and_reports_changes(
     inputs: LiveInputs, following: int, known: str, found: Found, at: int, note: str | None
 ) -> None:
-    """Where Kafka lost what was read, or the topic was made anew, a mark is wanted: steps that were
-    taken can hardly be taken again."""
+    """After a loss in Kafka or a recreated topic the start asks for a mark, because the steps
+    before it may not be replayable."""
     inputs.look.places = lambda places: {ORDERS: found}
     inputs.also({ORDERS: following}, {ORDERS: known} if known else {})
     assert [(p.topic, p.offset) for p in inputs._captured._more] == [("orders", at)]
@@ -398,11 +399,10 @@ def test_a_start_asks_where_it_goes_on_and_tells_it(
     assert inputs.wants_mark is (why in ("anew", "back"))
 
 
-def test_inputs_look_by_themselves_whether_topics_are_the_same(
+def test_inputs_check_regularly_whether_topics_are_the_same(
     inputs: LiveInputs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is missing at one look only is none that is gone; a look that fails is followed by
-    another."""
+    """A topic that is missing in one check only is not gone; after a failed check comes another."""
     monkeypatch.setattr(live, "IDS_S", 0.0)
     reader = inputs._commands
     reader._more.clear()
@@ -445,10 +445,10 @@ def take(inputs: LiveInputs) -> Taken:
 
 
 @pytest.mark.job
-def test_large_records_do_not_stand_before_another_partitions_small_ones(
+def test_large_records_do_not_delay_small_ones_of_another_partition(
     kafka: EmbeddedKafka,
 ) -> None:
-    """Neither in what was read ahead, nor in the consumer's own queue."""
+    """Neither in the records read ahead, nor in the consumer's own queue."""
     ensure_topics(kafka.bootstrap_servers, ["turns"], [], ["turns"])
     publish = topics.topic("turns", topics.PUBLISH)
     producer = Producer(
@@ -463,7 +463,7 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     large: list[int] = []
     while not large:
         large += take(inputs).batch.publishes.offsets
-    time.sleep(2)  # as much as there is room for is read ahead
+    time.sleep(2)  # records are read ahead as far as there is room
     producer.produce(publish, bytes(SMALL), partition=1)
     producer.flush(30)
     inputs.room_bytes = 1_000_000  # too little for a large one
@@ -483,6 +483,6 @@ def test_large_records_do_not_stand_before_another_partitions_small_ones(
     inputs.close()
     for reader in (inputs._commands, inputs._messages):
         reader.join(60)
-    assert large == list(range(count)), "none is lost, and they keep their order"
+    assert large == list(range(count)), "records were lost or reordered"
     assert before is not None
     assert before <= 16, f"{before} large ones were taken before it"

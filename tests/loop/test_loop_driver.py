@@ -1,4 +1,4 @@
-"""The core in the loop's surroundings: its pages in the cache, its time, what it refuses."""
+"""The core in the loop's surroundings: pages in the cache, time, and which states it refuses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from loop.stepping import MESH, Broker, Inputs, State
 
 PUBLISH = ("default.publish", 0)
 COMMANDS_0 = (COMMANDS, 0)
-# Pages, snapshot and log that a version with the earlier core wrote: see `stopped`.
+# Pages, snapshot and log written by a version with the earlier core: see `stopped`.
 EARLIER = json.loads((Path(__file__).parent / "earlier_home.json").read_text())
 
 
@@ -43,18 +43,18 @@ def broker() -> Iterator[Broker]:
     made.stepper.close()
 
 
-def test_a_snapshot_with_its_pages_is_all_that_a_worker_needs(broker: Broker) -> None:
+def test_a_worker_needs_only_the_snapshot_and_its_pages(broker: Broker) -> None:
     for n in range(1, 21):
         broker.publish(n)
     until(lambda: bool(broker.batch()) and broker.depth() == 20)
-    begun = broker.batch().snapshot.step  # the one before may have been made on the way
-    broker.world.log.clear()  # nothing is left but the state
+    begun = broker.batch().snapshot.step  # the previous one may still be in progress
+    broker.world.log.clear()  # only the state is left
     broker.again()
     assert broker.driver.step == begun
     assert broker.depth() == 20
 
 
-def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
+def test_steps_after_the_snapshot_come_from_the_log(broker: Broker) -> None:
     broker.publish(1)
     until(lambda: bool(broker.batch()) and broker.depth() == 1)
     broker.publish(2)
@@ -67,7 +67,8 @@ def test_steps_behind_the_snapshot_come_from_the_log(broker: Broker) -> None:
 def test_a_mark_is_written_in_parts_while_steps_go_on(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The state gets it when it is complete. Who dies before that begins from the one before."""
+    """The state gets a mark once it is complete. A worker that dies before restarts from the
+    previous mark."""
     names = [f"q{n}" for n in range(5)]
     for name in names:
         broker.define(name)
@@ -105,7 +106,7 @@ def test_a_mark_is_written_in_parts_while_steps_go_on(
     assert broker.depths(names) == [2, 2, 2, 3, 2]
 
 
-def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> None:
+def test_bridged_messages_are_read_and_replayed_alike(broker: Broker) -> None:
     places = own_places(SIZES | MESH, ["default"], "broker-0", 0, True)
     assert set(places) == broker.inputs.told
     door = ("default.bridge-in", 0)
@@ -115,10 +116,10 @@ def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> N
     broker.world.topics[door] = []
     find = broker.driver._replica.broker.find
     until(lambda: bool(broker.batch()) and find("default", "q") is not None)
-    for number in (1, 1, 2):  # the first one comes again
+    for number in (1, 1, 2):  # the first one is repeated
         broker.world.write(door, sent(number))
     broker.inputs.arrived.set()
-    until(lambda: broker.depth() == 2)  # behind the snapshot
+    until(lambda: broker.depth() == 2)  # after the snapshot
     broker.again()
     assert broker.depth() == 2
     until(lambda: bool(broker.batch()) and broker.depth() == 2)
@@ -129,7 +130,7 @@ def test_what_other_homes_say_is_read_and_is_the_same_again(broker: Broker) -> N
 
 
 def sent(number: int) -> bytes:
-    """A message that another home's bridge brings."""
+    """A message over the bridge of another home."""
     send = BridgeSend(
         link=1, bridge="in", vpn="default", number=number, destinations=["q"], lanes=[1], to=[0],
         payloads=[b"m%d" % number], keys=[None], headers=[None], times=[1_700_000_000_000],
@@ -138,7 +139,7 @@ def sent(number: int) -> bytes:
     return home_bridges.encode(home_bridges.HomeSend(8, "far", 1, send))
 
 
-def test_a_step_that_fails_ends_the_batch_and_the_next_worker_leaves_it_out(
+def test_a_failing_step_ends_the_batch_and_the_next_worker_skips_its_record(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poison(monkeypatch)
@@ -156,7 +157,7 @@ def test_a_step_that_fails_ends_the_batch_and_the_next_worker_leaves_it_out(
 
 
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message 666 is our mistake."""
+    """Make the step fail for the message 666, as a bug of ours would."""
     real: Callable[..., Any] = admission.match
 
     def match(queue: Any, payload: bytes, *more: Any) -> Any:
@@ -168,7 +169,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_id_of_a_topic_outlives_the_worker() -> None:
-    """An offset means nothing without it."""
+    """An offset means nothing without the topic's id."""
     world: Any = World()
     world.command(command="begin", epoch=7)
     driver = LoopDriver(HOME, "v1", DictStore(), None, world, world)
@@ -187,7 +188,7 @@ def test_the_id_of_a_topic_outlives_the_worker() -> None:
     assert again.ids == {COMMANDS_0: "an id"}
 
 
-def test_pages_of_the_other_core_are_refused() -> None:
+def test_pages_of_another_core_are_refused() -> None:
     store = DictStore()
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
@@ -195,7 +196,7 @@ def test_pages_of_the_other_core_are_refused() -> None:
         LoopDriver(HOME, "v1", store, None, world, world)
 
 
-def test_time_goes_on_from_what_the_broker_has_lived_through(
+def test_time_continues_from_the_brokers_own_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Also when the wall clock was set back, or a command's time is ahead of it."""
@@ -212,8 +213,8 @@ def test_time_goes_on_from_what_the_broker_has_lived_through(
 
 
 @pytest.mark.parametrize("resting", [False, True])
-def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> None:
-    """Its time stands still, though records are heard, and it does not step in vain."""
+def test_M4_nothing_becomes_due_while_a_home_pauses(resting: bool) -> None:
+    """The broker's time stands still, although it reads records, and it takes no empty steps."""
     world: Any = World()
     world.records, world.refused, world.notes = 0, 0, []
     store = DictStore()
@@ -249,7 +250,7 @@ def test_M4_while_a_home_comes_to_rest_nothing_becomes_due(resting: bool) -> Non
 
 
 def stopped(state: State) -> tuple[bytes, World]:
-    """A home of the earlier core that was stopped in good order, with three messages."""
+    """A home of the earlier core that was stopped cleanly, with three messages."""
     world = World()
     world.command(command="begin", epoch=7)
     world.command(command="define", definition={"name": "q", "message_type": "text"})
@@ -267,8 +268,8 @@ class Saves(State):
         self.saved = snapshot
 
 
-def test_a_home_of_the_earlier_core_changes_over_once() -> None:
-    """Its pages are the core's then, and its log goes on."""
+def test_a_home_of_the_earlier_core_is_converted_once() -> None:
+    """Its pages become the new core's, and its log continues."""
     state: Any = Saves()
     saved, world = stopped(state)
     found = change_over(HOME, state, saved, world.logged)
@@ -285,7 +286,7 @@ def test_a_home_of_the_earlier_core_changes_over_once() -> None:
     assert [(r.step, r.core, r.marked) for _, r in world.logged()] == [(1, 0, False), (2, 8, True)]
 
 
-def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> None:
+def test_an_unclean_home_of_the_earlier_core_is_refused() -> None:
     state: Any = Saves()
     _, world = stopped(state)
     before = dict(state.pages)
@@ -297,7 +298,7 @@ def test_a_home_that_was_not_stopped_in_good_order_does_not_change_over() -> Non
         driver.replay(world.logged(), world)
 
 
-def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
+def test_a_micro_batch_converts_a_home_of_the_earlier_core() -> None:
     state = State()
     stopped(state)
     batch = micro_batch(HOME, state)
@@ -309,8 +310,8 @@ def test_a_micro_batch_carries_a_home_of_the_earlier_core_over() -> None:
     assert not any(key.startswith("m/") for key in state.pages)
 
 
-def test_a_home_of_the_earlier_core_that_has_other_brokers_is_refused() -> None:
-    """In real time and in micro-batches, and it is as it was."""
+def test_a_home_of_the_earlier_core_with_other_brokers_is_refused() -> None:
+    """In real time and in micro-batches; the refused home stays unchanged."""
     state: Any = Saves()
     saved, world = stopped(state)
     header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
@@ -323,8 +324,8 @@ def test_a_home_of_the_earlier_core_that_has_other_brokers_is_refused() -> None:
     assert state.pages == before
 
 
-def test_P1_one_that_is_left_goes_on_to_answer_for_removed_brokers() -> None:
-    """What producers said to them before is stored once."""
+def test_P1_a_remaining_broker_answers_for_removed_ones() -> None:
+    """Messages that producers repeat after the removal are stored once."""
     state: Any = Saves()
     saved, world = stopped(state)
     header = msgspec.msgpack.decode(state.pages["broker"], strict=False)
@@ -338,7 +339,7 @@ def test_P1_one_that_is_left_goes_on_to_answer_for_removed_brokers() -> None:
     assert (own.high, of_b.high) == (3, 3)
 
 
-def test_micro_batches_go_on_from_the_state_alone() -> None:
+def test_micro_batches_continue_from_the_state_alone() -> None:
     world, state = World(), State()
     world.command(command="begin", epoch=7)
     world.command(command="define", definition={"name": "q", "message_type": "text"})

@@ -1,4 +1,5 @@
-"""What a batch spans, read by a worker: each record once, whatever else spans offsets (R1)."""
+"""How a worker reads a batch's ranges: each record once, even where other things occupy offsets
+(R1)."""
 
 from __future__ import annotations
 
@@ -43,11 +44,11 @@ def remove(bootstrap: str, topic: str, before: int) -> None:
 
 
 @pytest.mark.job
-def test_R1_a_range_is_read_as_far_as_kafka_has_it(
+def test_R1_a_range_is_read_as_far_as_kafka_still_has_it(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing before and behind it; what Kafka removed is passed over, and a topic that was made
-    anew, or is none any more, is not waited for."""
+    """Only the records inside the range. Removed records are skipped, and the read does not wait
+    for a recreated or deleted topic."""
     put(bootstrap, "r-plain", 5_000)
     put(bootstrap, "r-two", 10)
     found = read(bootstrap, {("r-plain", 0): (1_000, 4_500), ("r-two", 0): (BEGINNING, 3)})
@@ -67,7 +68,7 @@ def test_R1_a_range_is_read_as_far_as_kafka_has_it(
 
 
 def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
-    """One record in each: c committed, a taken back, o still open, which must be the last."""
+    """One record in each: c committed, a aborted, o still open, which must be the last."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic})
     producer.init_transactions(30)
     for end in ends:
@@ -82,10 +83,10 @@ def transactions(bootstrap: str, topic: str, ends: str) -> Producer:
 
 
 @pytest.mark.job
-def test_R1_what_a_transaction_took_back_is_not_read_and_one_that_is_open_is_waited_for(
+def test_R1_aborted_records_are_skipped_and_open_transactions_waited_for(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the loop does not: a step's inputs are in the tables, those and no others."""
+    """The loop skips aborted records too, so the tables contain exactly the steps' inputs."""
     transactions(bootstrap, "r-marked", "caac")
     assert [at for _, at, _ in read(bootstrap, {("r-marked", 0): (0, 8)})] == [0, 6]
     assert read(bootstrap, {("r-marked", 0): (2, 6)}) == []
@@ -101,7 +102,7 @@ def test_R1_what_a_transaction_took_back_is_not_read_and_one_that_is_open_is_wai
     assert [at for _, at, _ in read(bootstrap, {("r-open", 0): (0, 3)})] == [0, 2]
 
 
-def test_a_kafka_that_is_away_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_kafka_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offset_ranges, "WAIT_S_MAX", 1.0)
     with pytest.raises(NotConnected, match="topic 'r-plain' cannot be read"):
         read("127.0.0.1:9", {("r-plain", 0): (3, 9)})

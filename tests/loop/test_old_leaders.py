@@ -1,6 +1,5 @@
-"""A partition has a new leader, or a new epoch of the old one, as after Kafka stood still for some
-seconds. librdkafka's admin client keeps the old one for minutes; asking for the topics renews it.
-"""
+"""A partition has a new leader or leader epoch, as after Kafka froze for some seconds. librdkafka's
+admin client keeps the old one for minutes; a metadata request for the topics refreshes it."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from lakequeue.sources.same_topic import TopicsNow
 
 
 class Admin:
-    """Answers as librdkafka 2.16 did once Kafka had been stopped for 8 s."""
+    """Answers as librdkafka 2.16 did after Kafka had been stopped for 8 s."""
 
     def __init__(self, code: int) -> None:
         self.code: int | None = code
@@ -36,7 +35,7 @@ class Admin:
 
 
 @pytest.mark.parametrize("code", OLD_LEADER)
-def test_the_engine_looks_up_an_end_again(code: int) -> None:
+def test_the_engine_retries_an_end_offset_with_fresh_metadata(code: int) -> None:
     topics = object.__new__(TopicsNow)
     topics._admin = Admin(code)
     assert topics.ends([("t", 0)], OffsetSpec.latest()) == {}
@@ -44,7 +43,9 @@ def test_the_engine_looks_up_an_end_again(code: int) -> None:
 
 
 @pytest.mark.parametrize("code", OLD_LEADER)
-def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_retries_an_end_offset_with_fresh_metadata(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lakequeue.client.kafka.kafka_bounds.ASK_SECONDS_MAX", 0.5)
     transport, admin = object.__new__(ConfluentTransport), Admin(code)
     monkeypatch.setattr(transport, "_lookup", lambda: admin, raising=False)
@@ -54,7 +55,7 @@ def test_a_client_looks_up_an_end_again(code: int, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("at", "then"), [(3, 3), (9, 0)])  # 9: the topic was recreated
-def test_the_watch_for_a_stalled_consumer_sees_again(at: int, then: int) -> None:
+def test_the_stalled_consumer_watch_recovers(at: int, then: int) -> None:
     admin = Admin(KafkaError.FENCED_LEADER_EPOCH)
     transport = object.__new__(ConfluentTransport)
     transport._admin, transport._consumer = admin, None
@@ -67,6 +68,6 @@ def test_the_watch_for_a_stalled_consumer_sees_again(at: int, then: int) -> None
     assert (transport._helped, transport._next) == ({("t", 0): 7}, {("t", 0): then})
 
 
-def test_the_codes_are_those_of_the_library() -> None:
+def test_the_error_codes_match_the_library() -> None:
     names = ("NOT_LEADER_FOR_PARTITION", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
     assert tuple(getattr(KafkaError, name) for name in names) == OLD_LEADER

@@ -1,6 +1,7 @@
-"""The loop on a real Kafka, without Spark: its stops, its log, who is there and who is not.
+"""The loop on a real Kafka, without Spark: clean stops, the log, sessions, deleted topics, another
+Kafka.
 
-Kills and zombies under traffic: `tests/sim`, and with all that is real `tests/job/test_chaos.py`.
+Kills and zombies under traffic: `tests/sim`, and with all real parts `tests/job/test_chaos.py`.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopOnKafka]:
         place.kafka.stop()
 
 
-def test_a_good_stop_leaves_nothing_to_replay(place: LoopOnKafka) -> None:
-    """At once, and the next start has nothing to take again, whatever its version."""
+def test_a_clean_stop_leaves_nothing_to_replay(place: LoopOnKafka) -> None:
+    """The next start, of any version, has nothing to replay."""
     worker = place.workers[-1]
     with lakequeue.connect(place.url) as connection:
         connection.producer().send("orders", b"before")
@@ -97,7 +98,7 @@ def test_the_log_is_trimmed_behind_the_oldest_snapshot(place: LoopOnKafka) -> No
 
 
 def allow(place: LoopOnKafka, topic: str, most: int) -> None:
-    """Somebody sets how large records of a topic may be."""
+    """Set the topic's largest record size."""
     entry = ConfigEntry("max.message.bytes", str(most), incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient({"bootstrap.servers": place.kafka.bootstrap_servers})
@@ -116,11 +117,11 @@ def allow(place: LoopOnKafka, topic: str, most: int) -> None:
     until(lambda: is_taken() == (most > 60_000), 30, f"Kafka takes over that {topic} has {most}")
 
 
-def test_X5_what_a_lowered_limit_of_a_topic_refuses_does_not_come_round_for_ever(
+def test_X5_messages_above_a_lowered_topic_limit_become_dead_messages(
     place: LoopOnKafka,
 ) -> None:
-    """Large ones die, with the limit in the reason; those that would have travelled with them come;
-    who asks for what is too large is told."""
+    """Large messages die, with the limit in the reason; smaller ones of the same batch arrive; a
+    reply that is too large is replaced by an error."""
     place.running()
     with lakequeue.connect(place.url) as connection:
         until(lambda: answers(connection), 30, "a worker answers")
@@ -165,7 +166,7 @@ def open_log(place: LoopOnKafka, name: str, **options: Any) -> StepLog:
     return StepLog(kafka, f"{name}.steps", lambda: False, **options)
 
 
-def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
+def test_the_last_worker_to_open_the_log_writes_it(place: LoopOnKafka) -> None:
     first = open_log(place, "fenced")
     first.begin()
     first.append(b"1")
@@ -183,8 +184,8 @@ def test_whoever_opens_the_log_last_writes_it(place: LoopOnKafka) -> None:
     second.commit()
 
 
-def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka) -> None:
-    """Steps whose outputs were sent are gone: new ones would give their ids to other messages."""
+def test_a_log_shorter_than_the_homes_position_is_refused(place: LoopOnKafka) -> None:
+    """The lost steps' outputs were sent: new steps would give their ids to other messages."""
     kafka = kafka_client(place.kafka.bootstrap_servers, "shorter")
     log = open_log(place, "shorter")
     log.fenced()
@@ -199,8 +200,8 @@ def test_a_log_that_is_shorter_than_the_home_knows_is_refused(place: LoopOnKafka
     assert read_steps(kafka, "shorter.steps", end + 1, shorter=True) == []
 
 
-def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka) -> None:
-    """It may have stood still since, while another took over."""
+def test_a_mark_checks_the_fence_after_an_idle_time(place: LoopOnKafka) -> None:
+    """The worker may have been frozen since, while another took over."""
     first = open_log(place, "still")
     first.begin()
     first.append(b"1")
@@ -208,14 +209,14 @@ def test_a_mark_asks_kafka_when_nothing_was_written_just_now(place: LoopOnKafka)
     time.sleep(RECENT_S + 0.1)
     first.mark()  # a transaction ends, and the next begins
     first.append(b"2")
-    assert first.written(30.0) == [2], "behind the mark of the transaction"
+    assert first.written(30.0) == [2], "the offset is behind the transaction's marker"
     open_log(place, "still").fenced()
     time.sleep(RECENT_S + 0.1)
     with pytest.raises(Exception, match="FENCED"):
         first.mark()
 
 
-def test_a_busy_log_ends_its_transaction_once_a_batch(place: LoopOnKafka) -> None:
+def test_a_busy_log_commits_its_transaction_once_a_batch(place: LoopOnKafka) -> None:
     log = open_log(place, "busy", batch_s=1.0)
     log.begin()
     offsets: list[int] = []
@@ -234,9 +235,9 @@ def lost(connection: lakequeue.Connection) -> int:
     return sum(e["event"] == "session_lost" for e in connection.admin().events())
 
 
-def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
-    """A session is lost when its client is silent for `heartbeat_timeout`, not when nobody
-    listened. And who died meanwhile is lost: what it held goes to the others."""
+def test_C3_heartbeats_sent_during_downtime_keep_a_session(place: LoopOnKafka) -> None:
+    """A session ends when its client is silent for `heartbeat_timeout`, not when the engine was
+    away. A client that died meanwhile loses its session, and its messages go to other consumers."""
     tell(place, commands.Configure(system={"heartbeat_timeout": f"{SILENT_S:g}s"}, vpns={}))
     place.running()
     with lakequeue.connect(place.url, client_name="there") as connection:
@@ -254,11 +255,11 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
             time.sleep(1.5 * SILENT_S)
             place.start()
             again = consumer.receive(120)
-            assert again is not None, "the silent one is lost"
+            assert again is not None, "the silent session ended"
             assert (again.payload, again.redelivered) == (b"silent's", True)
             until(lambda: answers(connection), 30, "the engine answers")
             time.sleep(SILENT_S)
-            assert lost(connection) == before + 1, "one was silent, one was there all the time"
+            assert lost(connection) == before + 1, "one was silent, the other was not"
             mine.ack()
             again.ack()
             until(lambda: describe("orders")["depth"] == 0, 30, "both are gone")
@@ -266,11 +267,11 @@ def test_C3_who_was_there_is_not_late(place: LoopOnKafka) -> None:
 
 
 class Traffic:
-    """Messages that are sent one after the other and taken by a consumer, in two threads."""
+    """Two threads: one sends messages one after the other, one consumes them."""
 
     def __init__(self, connection: lakequeue.Connection, queue: str) -> None:
         self.stored: set[bytes] = set()
-        self.taken: dict[bytes, list[bool]] = {}  # whether each delivery said that it is a repeat
+        self.taken: dict[bytes, list[bool]] = {}  # per delivery: flagged as repeated?
         self._connection, self._queue = connection, queue
         self._over, self._all_acked = Event(), Event()
         self._sender, self._taker = Thread(target=self._send), Thread(target=self._take)
@@ -298,7 +299,7 @@ class Traffic:
                         message.ack()
 
     def goes_on(self) -> None:
-        """Wait until a message that is sent from now on was taken."""
+        """Wait until a message sent from now on was received."""
         before = set(self.stored)
         until(lambda: (self.stored - before).intersection(self.taken), 90, "traffic goes on")
 
@@ -318,12 +319,12 @@ DELETED = [f"default.{kind}" for kind in PARTITIONS]
 DELETED += ["broker-0.instructions", "broker-0.control"]
 
 
-def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
+def test_S1_deleted_topics_are_recreated_and_nothing_is_lost(
     place: LoopOnKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All but the log of steps, under traffic: each client sends again what was not answered. If
-    Kafka's client fails on a new log, the worker dies, and the next one is refused: steps that no
-    snapshot has are lost with the old log."""
+    """All but the log of steps, under traffic: clients repeat what was not confirmed. If Kafka's
+    client fails on a recreated log, the worker dies and the next one is refused: steps after the
+    last snapshot are lost with the log."""
     worker, address = place.running(), place.kafka.bootstrap_servers
     monkeypatch.setattr("lakequeue.sources.discovery.EVERY_S", 0.5)
     folder = HomeFolder(place.folder / "home")
@@ -344,7 +345,8 @@ def test_S1_topics_that_somebody_deletes_are_made_again_and_nothing_is_lost(
                 done.result(30)
             until(lambda: kafka.list_topics(timeout=5).topics.keys() >= {*DELETED}, 60, "all")
             traffic.goes_on()
-            # As the engine does, when the worker tells it: acks may be lost with the old topic.
+            # Acks may be lost with the old topic, so the clients are told, as the engine does on
+            # the worker's report.
             tell(place, commands.RecordsLost("default.commands", 0, event="topic_made_anew"))
         finally:
             traffic.end()
@@ -360,9 +362,9 @@ def cluster(place: LoopOnKafka) -> str:
     return TopicsNow(kafka_client(place.kafka.bootstrap_servers, "look")).cluster()
 
 
-def test_another_kafka_is_refused_and_may_be_accepted(place: LoopOnKafka) -> None:
-    """The last test of this Kafka. A Kafka is not its address, and says so. What the state has is
-    kept, and what the other one has is read from the beginning."""
+def test_another_kafka_is_refused_unless_accepted(place: LoopOnKafka) -> None:
+    """The last test on this Kafka. A Kafka is recognised by its cluster id, not its address. The
+    state is kept, and the other Kafka's topics are read from the beginning."""
     before = cluster(place)
     with lakequeue.connect(place.url) as connection:
         connection.producer().send("orders", b"kept")
@@ -388,7 +390,7 @@ def test_another_kafka_is_refused_and_may_be_accepted(place: LoopOnKafka) -> Non
     ):
         found: set[bytes] = set()
         while message := consumer.receive(120 if len(found) < 6 else 0.5):
-            # On a busy machine the session may begin anew.
+            # On a busy machine the session may be lost and begin again.
             assert message.redelivered or message.payload not in found
             found.add(message.payload)
         assert found == {b"0", b"1", b"2", b"3", b"4", b"kept"}

@@ -1,4 +1,5 @@
-"""Records that Kafka refuses for good: clients name topics, so they must not fill the log."""
+"""Records that Kafka refuses for good: clients name topics, so such records must not fill the
+log."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ INSTRUCTIONS = "broker-0.instructions"
 
 
 class Refusing:
-    """Kafka without any topic but the broker's instructions."""
+    """A Kafka that has no topic but the broker's instructions."""
 
     def __init__(self, settings: object) -> None:
         self.took: list[str] = []
@@ -55,10 +56,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def refuse(writer: Outbox, step: int, *topics: str) -> None:
     writer.send(step, [WireRecord(topic, 0, None, b"x", None) for topic in topics])
-    assert writer.acked() is None, "nothing waits for a refused record"
+    assert writer.acked() is None, "a refused record blocks others"
 
 
-def test_a_topic_that_is_not_there_is_told_once_a_minute(clock: list[float]) -> None:
+def test_a_missing_topic_is_reported_once_a_minute(clock: list[float]) -> None:
     writer = Outbox({}, lambda: False, INSTRUCTIONS)
     for step in range(3):
         refuse(writer, step, *["default.deliveries.mine"] * 500)
@@ -69,7 +70,7 @@ def test_a_topic_that_is_not_there_is_told_once_a_minute(clock: list[float]) -> 
     assert len(writer.notes) == 3
 
 
-def test_topics_without_end_fill_nothing(clock: list[float]) -> None:
+def test_endless_unknown_topics_use_bounded_memory(clock: list[float]) -> None:
     writer = Outbox({}, lambda: False, INSTRUCTIONS)
     refuse(writer, 0, *[f"default.deliveries.{n}" for n in range(3 * THINGS_MAX)])
     assert len(writer.notes) == len(writer._logged._until) == THINGS_MAX
@@ -88,9 +89,9 @@ def delivery(ids: list[int], topic: str = "v.deliveries", **keys: Any) -> Delive
     )  # fmt: skip
 
 
-def test_L5_what_never_came_to_its_client_is_taken_back(clock: list[float]) -> None:
-    """Kafka has no such topic: of what it refuses, and of what is not even sent to it. A refused
-    repetition says nothing: the first delivery may have come."""
+def test_L5_an_undeliverable_delivery_is_no_attempt(clock: list[float]) -> None:
+    """Kafka has no such topic. This concerns refused deliveries and deliveries that are not even
+    sent. A refused repetition does not count: the first delivery may have arrived."""
     writer = Outbox({}, lambda: False, INSTRUCTIONS)
     there = {"v.rejected": 1}
 
@@ -114,7 +115,7 @@ def test_L5_what_never_came_to_its_client_is_taken_back(clock: list[float]) -> N
     assert returned() == []
 
 
-def test_L5_what_the_engine_takes_back_dies_of_no_attempt() -> None:
+def test_L5_deliveries_the_engine_takes_back_never_exhaust_the_attempts() -> None:
     steps = Steps()
     given = [define(max_deliveries=1, lease_period="10s"), subscribe("s")]
     (out,) = (o for o in steps.run(given, [("orders", b"1")]) if isinstance(o, Deliveries))
@@ -144,18 +145,19 @@ def _log() -> StepLog:
 
 
 @pytest.mark.parametrize("make", [_outbox, _log])
-def test_a_loop_that_ends_leaves_no_client_behind(make: Callable[[], Outbox | StepLog]) -> None:
-    """Also with records on their way, as to a Kafka that is away."""
+def test_a_loop_closes_its_kafka_clients(make: Callable[[], Outbox | StepLog]) -> None:
+    """Also with records in flight, as when Kafka is away."""
     one = make()
     gone = weakref.ref(one)
     del one
     wait_for(lambda: gc.collect() is not None and gone() is None)
 
 
-def test_clients_of_a_worker_write_nothing_while_kafka_is_away(
+def test_a_workers_clients_print_nothing_while_kafka_is_down(
     capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Standard error goes to Spark's log, which is not rotated. One line a minute says it."""
+    """Their standard error goes to Spark's log, which is not rotated. One line a minute reports the
+    errors."""
     outbox._errors._until.clear()
     inputs = LiveInputs(NOWHERE, InputLimits(), "broker-0.control", "run")
     inputs.also({("default.commands", 0): 0})

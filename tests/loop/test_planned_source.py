@@ -1,4 +1,4 @@
-"""What the source of micro-batches plans (L12): shares of a batch, and what its offsets mean."""
+"""The plan of the micro-batch source (L12): shares of a batch, and the meaning of its offsets."""
 
 from __future__ import annotations
 
@@ -49,29 +49,29 @@ def reader_of(ends: dict[Any, int], monkeypatch: pytest.MonkeyPatch) -> PlannedR
 
 
 def spans(reader: PlannedReader, start: Any, end: Any) -> Any:
-    """What a batch reads."""
+    """The ranges of a batch."""
     return [partition.ranges for partition in reader.partitions(start, end)]
 
 
-def test_offsets_are_in_the_form_of_sparks_source() -> None:
-    kept = '{"a":{"0":7},"b":{"1":9}}'  # of a home that began with that
+def test_offsets_have_the_format_of_sparks_source() -> None:
+    kept = '{"a":{"0":7},"b":{"1":9}}'  # of a home that began with Spark's source
     assert places_of(json.loads(kept)) == {A: 7, B: 9}
     assert json.dumps(as_offsets({B: 9, A: 7}), separators=(",", ":")) == kept
 
 
-def test_no_backlog_keeps_others_out_of_a_batch() -> None:
+def test_a_deep_backlog_leaves_others_their_share_of_a_batch() -> None:
     assert limited({A: 0, B: 5}, {A: 10, B: 6}, 100) == {A: 10, B: 6}
     assert limited({A: 0, B: 5}, {A: 1_000_000, B: 6}, 100) == {A: 99, B: 6}
     assert limited({A: 0, B: 5}, {A: 1_000_000, B: 6}, None) == {A: 1_000_000, B: 6}
 
 
-def test_what_is_new_or_made_anew_is_read_from_its_beginning() -> None:
+def test_new_and_recreated_topics_are_read_from_their_beginning() -> None:
     assert ranges_of({A: 3}, {A: 5, B: 2}) == {A: (3, 5), B: (BEGINNING, 2)}
     assert ranges_of({A: 30}, {A: 5}) == {A: (BEGINNING, 5)}
     assert ranges_of({A: 30}, {A: 30, B: 0}) == {}
 
 
-def test_an_end_that_goes_back_is_believed_when_it_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_end_offset_counts_only_once_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     reader = reader_of({A: 5}, monkeypatch)
     start, limit = {"a": {"0": 30}}, ReadAllAvailable()
     assert reader.latestOffset(start, limit) == start
@@ -80,7 +80,7 @@ def test_an_end_that_goes_back_is_believed_when_it_stays(monkeypatch: pytest.Mon
     assert reader.latestOffset(start, ReadMaxRows(2)) == {"a": {"0": 2}}
 
 
-def test_a_partition_that_does_not_answer_stays_where_it_is(
+def test_a_partition_without_an_answer_keeps_its_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = reader_of({}, monkeypatch)
@@ -89,13 +89,13 @@ def test_a_partition_that_does_not_answer_stays_where_it_is(
 
 
 @pytest.mark.parametrize("end", [80, 50, 30], ids=["longer", "as long", "shorter"])
-def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
+def test_a_recreated_topic_is_read_from_its_beginning(
     monkeypatch: pytest.MonkeyPatch, end: int
 ) -> None:
     ends = {A: 50}
     reader = reader_of(ends, monkeypatch)
     reader._now.known["a"] = "old"
-    # A home that began before ids were kept, or with Spark's own source, learns them.
+    # A home that began before ids were stored, or with Spark's own source, learns them.
     start = reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable())
     assert start == {"a": {"0": 50}, "": [["a", "old"]]}
     assert spans(reader, {"a": {"0": 20}}, start) == [{A: (20, 50)}]
@@ -112,10 +112,10 @@ def test_a_topic_that_is_made_anew_is_read_from_its_beginning(
     assert made_anew({"sources": [{"startOffset": part, "endOffset": whole}, {}]}) == {}
 
 
-def test_a_kafka_that_lost_what_was_read_is_told_and_read_on_from_its_end(
+def test_a_kafka_that_lost_read_records_is_reported_and_read_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The topic is the same: from its beginning all that others wrote would come twice."""
+    """The topic is the same one. Read from its beginning, all captured records would come twice."""
     ends = {A: 50, B: 9}
     reader = reader_of(ends, monkeypatch)
     reader._names = ["a", "b"]
@@ -123,7 +123,7 @@ def test_a_kafka_that_lost_what_was_read_is_told_and_read_on_from_its_end(
     reader._now.known |= {"a": "id", "b": "other"}
     start = reader.latestOffset({"a": {"0": 50}, "b": {"1": 9}}, ReadAllAvailable())
     ends |= {A: 30, B: 12}
-    assert reader.latestOffset(start, ReadMaxRows(2))["a"] == {"0": 50}, "a broker that is behind"
+    assert reader.latestOffset(start, ReadMaxRows(2))["a"] == {"0": 50}, "a broker that lags behind"
     monkeypatch.setattr(planned_source, "BEHIND_S", 0.0)
     end = reader.latestOffset(start, ReadMaxRows(2))
     assert (end["a"], end["b"]) == ({"0": 30}, {"1": 11})
@@ -137,7 +137,7 @@ def test_a_kafka_that_lost_what_was_read_is_told_and_read_on_from_its_end(
     assert notes_of_topics({"sources": [{"startOffset": end, "endOffset": after}]}) == []
 
 
-def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
+def test_a_kafka_without_topic_ids_keeps_the_format_of_sparks_source(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reader = reader_of({A: 50}, monkeypatch)
@@ -145,8 +145,8 @@ def test_a_kafka_without_ids_keeps_the_form_of_sparks_source(
     assert reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable()) == {"a": {"0": 50}}
 
 
-def test_L12_a_time_outside_the_calendar_is_now_in_micro_batches_too() -> None:
-    """Microseconds, nanoseconds, the most and the least that there is: all are delivered."""
+def test_L12_timestamps_outside_the_calendar_mean_now_in_micro_batches_too() -> None:
+    """Microseconds, nanoseconds, the largest and the smallest value: all are delivered."""
     steps = Steps()
     wide = {"underlying_topic": "plain", "max_per_subscription_backlog": 9}
     steps.run([define(message_type="text", **wide), subscribe("s")])

@@ -1,6 +1,6 @@
-"""What is read ahead: in order within a partition, fair between partitions, within a step's limits.
+"""Records read ahead: in order within a partition, fair between partitions, within a step's limits.
 
-A message is (place, number, size); sizes are tiny and limits too, so that each is crossed.
+A message is (partition, number, size). Sizes and limits are tiny, so that each boundary is crossed.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
             own = [item for p, these in found.items() if p in waiting.slow for item in these]
             part = slow_part * BYTES * waiting.share
             assert not own or sum(map(price, own)) - max(map(price, own)) < part
-            assert bool(found.keys() - waiting.slow) == others, "others get something"
+            assert bool(found.keys() - waiting.slow) == others, "another partition gets nothing"
         one_by_one = [item for these in found.values() for item in these]
         assert size == sum(item[2] for item in one_by_one) == held - waiting.bytes
         assert len(one_by_one) <= RECORDS
         prices = list(map(price, one_by_one))
         usual = int(BYTES * waiting.share)
         if most is None or most >= usual:
-            last = prices if slow_part is None else sorted(prices)[-2:]  # of slow ones another
+            last = prices if slow_part is None else sorted(prices)[-2:]  # one of slow ones too
             over = max(last, default=1) if slow_part is None else sum(last) + 1
-            assert sum(prices) - usual < over, "the last may overdraw it"
+            assert sum(prices) - usual < over, "only the last record may overdraw the budget"
         else:
             assert sum(prices) <= most
         for place, these in found.items():
@@ -94,15 +94,15 @@ def test_nothing_is_lost_and_each_partition_keeps_its_order(walk: list) -> None:
     while waiting:
         before = waiting.bytes
         take()
-        assert waiting.bytes < before, "a step takes something, whatever its size"
+        assert waiting.bytes < before, "a step takes at least one record, whatever its size"
     assert taken == put
     assert waiting.bytes == 0
     assert waiting.take() == ({}, 0)
 
 
 @given(st.lists(st.integers(0, 1 << 32), min_size=2, max_size=4), st.integers(1, 40))
-def test_who_always_has_something_gets_the_same_share(seeds: list[int], steps: int) -> None:
-    """At any moment, up to a record of each and a grant."""
+def test_busy_partitions_get_equal_shares(seeds: list[int], steps: int) -> None:
+    """At any moment, apart from one record and one grant each."""
     waiting = ahead()
     sizes = [random.Random(seed).choices(range(1, SIZE_MAX + 1), k=200) for seed in seeds]
     for place, these in zip(PLACES, sizes, strict=False):
@@ -113,12 +113,12 @@ def test_who_always_has_something_gets_the_same_share(seeds: list[int], steps: i
         for place, these in waiting.take()[0].items():
             share[place] += sum(map(price, these))
         if len(waiting.next_of_each()) < len(places):
-            return  # one is through
+            return  # one round is complete
         assert max(share.values()) - min(share.values()) <= 2 * SIZE_MAX + waiting.grant
 
 
 @given(st.integers(1, 3), st.integers(1, SIZE_MAX), st.integers(0, 300))
-def test_one_that_comes_alone_waits_for_a_step_or_two(others: int, size: int, before: int) -> None:
+def test_a_single_record_waits_for_two_steps_at_most(others: int, size: int, before: int) -> None:
     """However much the others hold, and however large it is."""
     waiting = ahead()
     for place in PLACES[1 : 1 + others]:
@@ -134,8 +134,8 @@ def test_one_that_comes_alone_waits_for_a_step_or_two(others: int, size: int, be
     raise AssertionError("it is not taken")
 
 
-def test_small_ones_pass_large_ones_of_another_partition() -> None:
-    """A step's limits as they are in real life: 2,000 records, 4 MB."""
+def test_small_records_overtake_large_ones_of_another_partition() -> None:
+    """A step's real limits: 2,000 records, 4 MB."""
     large, small = PLACES[:2]
     waiting = ahead(2_000, 4_000_000)
     waiting.put(large, items(large, [1_000_000] * 8))
@@ -146,7 +146,7 @@ def test_small_ones_pass_large_ones_of_another_partition() -> None:
     assert [len(these) for these in waiting.take()[0].values()] == [4]
 
 
-def test_with_little_room_large_ones_wait_and_small_ones_go_on() -> None:
+def test_with_little_room_large_records_wait_and_small_ones_go_on() -> None:
     large, small = PLACES[:2]
     waiting = ahead(2_000, 4_000_000)
     waiting.put(large, items(large, [1_000_000] * 8))
@@ -160,8 +160,8 @@ def test_with_little_room_large_ones_wait_and_small_ones_go_on() -> None:
     assert len(waiting.take()[0][large]) == 4
 
 
-def test_after_long_steps_less_is_taken_and_more_again_after_short_ones() -> None:
-    """Only where the input may be the reason: a step that took little of what it may does not
+def test_long_steps_lower_the_intake_and_short_ones_raise_it() -> None:
+    """Only where the intake may be the cause: a step that took little of its share does not
     count."""
     waiting = ahead(800, 8_000)
 
@@ -186,8 +186,8 @@ def test_after_long_steps_less_is_taken_and_more_again_after_short_ones() -> Non
     assert waiting.share == 1.0
 
 
-def test_after_long_steps_partitions_still_share() -> None:
-    """What comes alone does not wait for what made steps long."""
+def test_partitions_still_share_after_long_steps() -> None:
+    """A single record does not wait for whatever made steps long."""
     waiting = ahead(800, 8_000)
     many, one = PLACES[:2]
     waiting.put(many, items(many, [10] * 8_000))
@@ -209,11 +209,11 @@ def test_slow_partitions_share_a_small_part_of_a_step() -> None:
     assert {len(found[place]) for place in slow} == {10}
     assert len(found[other]) == 640 - 640 // 32
     assert set(waiting.take(None, 0.0)[0]) == {other}
-    assert {len(these) for these in waiting.take()[0].values()} <= {210, 220}, "as all others"
+    assert {len(these) for these in waiting.take()[0].values()} <= {210, 220}, "like all others"
 
 
-def test_a_large_record_of_a_slow_partition_costs_others_its_part_only() -> None:
-    """It is taken whatever its size, and others have the rest of the step as if it were small."""
+def test_a_large_record_of_a_slow_partition_takes_only_that_partitions_share() -> None:
+    """It is taken whatever its size, and others share the rest of the step as if it were small."""
     waiting = ahead(640, 64_000)
     slow, other = PLACES[:2]
     waiting.slow = frozenset([slow])

@@ -1,5 +1,5 @@
-"""S1: a receipt that waits for the Delta tables (`durability: delta`) and a topic that was
-made anew: what the tables had of the old one is no answer. And whose topic an offset is."""
+"""S1: receipts that wait for the Delta tables (`durability: delta`) after a topic was recreated:
+rows of the old topic confirm nothing. And to which topic an offset belongs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLACE = PUBLISH, 0
 
 
 class Anew(Some):
-    """What comes in, some of it of a topic that was made anew."""
+    """The step's inputs, some of a recreated topic."""
 
     opened: tuple[Opened, ...] = ()
 
@@ -31,13 +31,13 @@ class Anew(Some):
 
 
 def told(world: World) -> list[int]:
-    """Up to which sequence the producer was answered, one after the other."""
+    """The confirmed sequences of the producer, one after the other."""
     receipts = topics.topic("default", topics.RECEIPTS)
     said = [r for _, records in world.said for r in records if r.topic == receipts]
     return [json.loads(r.value or b"")["up_to"] for r in said]
 
 
-def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer() -> None:
+def test_S1_rows_of_an_earlier_topic_confirm_nothing() -> None:
     world = World()
     driver = world.open()
     inputs = Anew(world, driver, 100)
@@ -64,13 +64,13 @@ def test_S1_what_the_tables_had_of_an_earlier_topic_is_no_answer() -> None:
     world.topics[PLACE].clear()
     opened[0][PLACE], inputs.opened = 0, (Opened(*PLACE, 0, "new"),)
     send(11)
-    assert run() == [], "they had ten records, of the old topic"
+    assert run() == [], "the tables had ten records of the old topic"
     world.instruct(command="tables", up_to={"default.publish/0": 1})
     assert run() == [11]
 
 
-def test_the_log_says_which_topic_an_offset_is_of() -> None:
-    """Who takes the steps again knows what the worker knew that took them."""
+def test_the_log_records_the_topic_id_of_an_offset() -> None:
+    """A worker that replays the steps knows the same topic ids as the one that took them."""
     walk, plain = Walk(), PLACES[3]
     inputs = Anew(walk.world, walk.driver, 9)
     walk.do_plain(1)
@@ -87,8 +87,8 @@ def test_the_log_says_which_topic_an_offset_is_of() -> None:
     assert (again.ids[plain], again.offsets[plain]) == ("second", 0)
 
 
-def test_an_offset_that_goes_back_untold_is_of_nobody_knows_which_topic() -> None:
-    """So it is with steps from the tables, which do not keep that."""
+def test_an_offset_that_goes_back_without_a_note_has_an_unknown_topic() -> None:
+    """Steps read from the tables have no topic ids."""
     walk, plain = Walk(), PLACES[3]
     inputs = Anew(walk.world, walk.driver, 9)
     walk.do_plain(1)

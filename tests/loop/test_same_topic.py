@@ -1,4 +1,4 @@
-"""Where a partition is read on: by the topic's id, its beginning and its end."""
+"""Where reading continues in a partition: decided by the topic's id, its beginning and its end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ from lakequeue.sources.same_topic import Found, Start, go_on
         (5, "a", Found("b", 0, 5), Start(0, "b", "anew", 5)),
     ],
 )
-def test_where_it_goes_on(following: int, known: str, found: Found, start: Start) -> None:
+def test_the_position_after_a_topic_changed(
+    following: int, known: str, found: Found, start: Start
+) -> None:
     assert go_on(following, known, found) == start
 
 
-def test_what_was_gone_before_it_was_read_for_the_first_time_is_nobodys_loss() -> None:
+def test_records_removed_before_the_first_read_are_no_loss() -> None:
     gone = Found("a", 7, 9)
     assert go_on(0, "", gone) == Start(7, "a")
     assert go_on(0, "a", gone) == Start(7, "a", "lost", 7)

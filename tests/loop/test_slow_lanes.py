@@ -1,4 +1,4 @@
-"""Useless commands wait: which partitions are slow, what they still get, and for how long."""
+"""Partitions with floods of useless commands are slow: what share they get, and for how long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ ENGINE: PartitionId = ("broker-0.instructions", 0)
 
 
 class Steps:
-    """Lanes, and a clock of their own."""
+    """Slow lanes with their own clock."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -50,7 +50,7 @@ class Steps:
     def take(
         self, *taken: tuple[PartitionId, int], useless: int = 0, cost_s: float = 0.001
     ) -> None:
-        """A step with so many records of partitions; useless: of FLOOD."""
+        """A step with this many records of each partition; useless: of FLOOD."""
         ranges = [Range(*place, 0, n - 1, n) for place, n in taken]
         self.told += self.lanes.took(ranges, {FLOOD: useless} if useless else {}, cost_s)
 
@@ -63,29 +63,29 @@ def steps() -> Steps:
     return Steps()
 
 
-def test_a_partition_is_slow_when_much_and_most_of_it_is_of_no_use(steps: Steps) -> None:
+def test_a_partition_with_many_mostly_useless_commands_is_slow(steps: Steps) -> None:
     steps.take((FLOOD, MANY - 1), useless=MANY - 1)
-    assert not steps.lanes.places, "that hurts nobody"
+    assert not steps.lanes.places, "too few to hurt anybody"
     steps.take((FLOOD, 10 * MANY), useless=MANY)
-    assert not steps.lanes.places, "most of it is of use"
+    assert not steps.lanes.places, "most commands are useful"
     for _ in range(10):
         steps.take((FLOOD, MANY), (OTHER, 2_000), useless=MANY)
     assert steps.lanes.places == {FLOOD}
 
 
-def test_few_useless_commands_for_a_long_time_are_not_many(steps: Steps) -> None:
+def test_a_trickle_of_useless_commands_is_not_slow(steps: Steps) -> None:
     for _ in range(100):
         steps.take((FLOOD, MANY // 8), useless=MANY // 8)
         steps.now += 1.0
         assert not steps.lanes.places
 
 
-def test_publishes_are_not_judged(steps: Steps) -> None:
+def test_publish_partitions_are_never_slow(steps: Steps) -> None:
     steps.lanes.took([Range(*PUBLISH, 0, 9_999, 10_000)], {PUBLISH: 10_000}, 0.1)
     assert not steps.lanes.places
 
 
-def test_while_others_send_it_gets_little_and_rests(steps: Steps) -> None:
+def test_a_slow_partition_gets_a_small_share_and_pauses_beside_others(steps: Steps) -> None:
     steps.flood()
     steps.take((PUBLISH, 1))
     assert steps.lanes.part() == PART
@@ -99,14 +99,14 @@ def test_while_others_send_it_gets_little_and_rests(steps: Steps) -> None:
 
 
 @pytest.mark.parametrize(("cost_s", "rest_s"), [(0.0, REST_S_MIN), (1.0, REST_S_MAX)])
-def test_a_rest_has_bounds(steps: Steps, cost_s: float, rest_s: float) -> None:
+def test_a_pause_has_bounds(steps: Steps, cost_s: float, rest_s: float) -> None:
     steps.flood()
     steps.take((FLOOD, 60), (OTHER, 1), useless=60, cost_s=cost_s)
     assert steps.lanes.rest_s() == pytest.approx(rest_s)
 
 
-def test_when_nobody_else_is_there_it_is_taken_like_any_other(steps: Steps) -> None:
-    """What the engine itself says is nobody."""
+def test_a_slow_partition_alone_is_read_at_full_speed(steps: Steps) -> None:
+    """The engine's own instructions do not count as others."""
     steps.flood()
     steps.take((FLOOD, 60), (ENGINE, 3), useless=60)
     assert steps.lanes.places == {FLOOD}
@@ -119,7 +119,7 @@ def test_when_nobody_else_is_there_it_is_taken_like_any_other(steps: Steps) -> N
     assert steps.lanes.part() is None
 
 
-def test_another_that_is_slow_is_nobody_else(steps: Steps) -> None:
+def test_a_second_slow_partition_does_not_count_as_another(steps: Steps) -> None:
     useless = {FLOOD: 2_000, OTHER: 2_000}
     for _ in range(2):
         ranges = [Range(*place, 0, 1_999, 2_000) for place in useless]
@@ -128,7 +128,7 @@ def test_another_that_is_slow_is_nobody_else(steps: Steps) -> None:
     assert steps.lanes.part() is None
 
 
-def test_who_is_of_use_again_is_an_ordinary_one_again(steps: Steps) -> None:
+def test_a_partition_with_useful_commands_again_is_no_longer_slow(steps: Steps) -> None:
     steps.flood()
     for _ in range(40):
         steps.take((FLOOD, 60), (OTHER, 1), useless=1)
@@ -137,7 +137,7 @@ def test_who_is_of_use_again_is_an_ordinary_one_again(steps: Steps) -> None:
     assert steps.lanes.part() is None
 
 
-def test_of_whom_nothing_comes_any_more_nothing_is_remembered(steps: Steps) -> None:
+def test_a_silent_partition_is_forgotten(steps: Steps) -> None:
     steps.flood()
     for _ in range(200):
         steps.take((OTHER, 1))
@@ -147,7 +147,7 @@ def test_of_whom_nothing_comes_any_more_nothing_is_remembered(steps: Steps) -> N
     assert not steps.lanes._heard
 
 
-def test_a_slow_one_is_told_of_once_a_minute(steps: Steps) -> None:
+def test_a_slow_partition_is_reported_once_a_minute(steps: Steps) -> None:
     for at in range(3):
         steps.flood()
         assert steps.told == [FLOOD]
@@ -161,7 +161,7 @@ def test_a_slow_one_is_told_of_once_a_minute(steps: Steps) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3_000), st.floats(0, 1), st.floats(0, 0.2)), max_size=60))
-def test_it_is_never_kept_from_its_turn_for_longer_than_the_longest_rest(steps_of: list) -> None:
+def test_a_slow_partition_never_waits_longer_than_the_longest_pause(steps_of: list) -> None:
     steps = Steps()
     for count, of_no_use, wait_s in steps_of:
         useless = int(count * of_no_use)
@@ -178,14 +178,14 @@ LIMITS = InputLimits(640, 64_000)
 
 
 class Loop:
-    """Inputs that are put in by hand, and the core behind them; every step is looked at."""
+    """Inputs with records put in by hand, and a core behind them."""
 
     def __init__(self) -> None:
         self.now = 100.0
         self.inputs = LiveInputs(NOWHERE, LIMITS, "broker-0.control", "run")
         self.inputs.slow = SlowLanes(lambda: self.now)
         self.inputs.also({FLOOD: 0, OTHER: 0})
-        self.inputs._ready = True  # commands were read to their end once
+        self.inputs._ready = True  # all commands were read once
         self.broker = Replica(Home(), DictStore(), Limits())
         self.taken: dict[PartitionId, list[int]] = {FLOOD: [], OTHER: []}
         self.put: dict[PartitionId, int] = {FLOOD: 0, OTHER: 0}
@@ -219,7 +219,7 @@ def loop() -> Iterator[Loop]:
     one.inputs._asked.close()
 
 
-def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) -> None:
+def test_steps_stay_short_beside_a_flood_that_loses_nothing(loop: Loop) -> None:
     loop.say(FLOOD, [b"{%d" % n for n in range(4_000)])
     other = c.Define(definition={"name": "q", "message_type": "text"})
     first = True
@@ -227,7 +227,7 @@ def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) ->
         loop.say(OTHER, [other])
         taken = loop.step()
         assert taken is not None
-        assert loop.taken[OTHER][-1] == n, "no useless command stands before it"
+        assert loop.taken[OTHER][-1] == n, "useless commands came first"
         counts = {(r.topic, r.partition): r.count for r in taken.ranges}
         if not first:
             assert counts.get(FLOOD, 0) <= LIMITS.records * PART
@@ -238,25 +238,25 @@ def test_beside_a_flood_steps_are_short_and_nothing_of_it_is_lost(loop: Loop) ->
     steps = 0
     while loop.step():
         steps += 1
-    assert steps <= 4_000 // LIMITS.records + 1, "nobody else is there: it has all of a step"
+    assert steps <= 4_000 // LIMITS.records + 1, "alone, it gets whole steps"
     assert loop.taken[FLOOD] == list(range(4_000))
 
 
-def test_time_goes_on_beside_a_flood(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its commands stand in Kafka for long; deadlines of others do not wait for them."""
-    monkeypatch.setattr(live, "FRESH_S", 3600.0)  # there is no Kafka that one could ask
+def test_a_flood_does_not_hold_back_time(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands wait in Kafka for long; the deadlines of others do not wait for them."""
+    monkeypatch.setattr(live, "FRESH_S", 3600.0)  # no Kafka can be asked for its ends
     loop.say(FLOOD, [b"{" for _ in range(4_000)])
     loop.step()
     loop.say(OTHER, [c.Heartbeat(session="s")])
     assert loop.inputs.slow.places == {FLOOD}
-    assert loop.inputs.up_to() == 1_000, "another's do count"
+    assert loop.inputs.up_to() == 1_000, "the other partition's commands count"
     loop.step()
     assert loop.inputs._commands.ahead
     assert loop.inputs.up_to() is None
     assert loop.inputs.current()
 
 
-def test_who_rests_does_not_make_the_loop_spin(loop: Loop) -> None:
+def test_a_pausing_partition_causes_no_busy_loop(loop: Loop) -> None:
     loop.say(FLOOD, [b"{" for _ in range(4_000)])
     loop.step()
     loop.say(OTHER, [c.Heartbeat(session="s")])
@@ -268,8 +268,8 @@ def test_who_rests_does_not_make_the_loop_spin(loop: Loop) -> None:
     assert loop.inputs.waited_s - waited >= rest_s
 
 
-def test_before_all_commands_were_read_once_none_is_slow(loop: Loop) -> None:
-    """At a start messages wait for all commands, so nothing is gained by waiting."""
+def test_no_partition_is_slow_during_the_first_read(loop: Loop) -> None:
+    """At a start messages wait for all commands, so slowing some gains nothing."""
     loop.inputs._ready = False
     loop.say(FLOOD, [b"{" for _ in range(2_000)])
     loop.step()
@@ -277,7 +277,7 @@ def test_before_all_commands_were_read_once_none_is_slow(loop: Loop) -> None:
 
 
 class Fetching:
-    """A consumer that brings a partition's records as long as it is not paused."""
+    """A consumer that delivers a partition's records while it is not paused."""
 
     def __init__(self, size: int) -> None:
         self.paused: set[PartitionId] = set()
@@ -312,29 +312,29 @@ def test_a_slow_partition_leaves_room_for_others() -> None:
     assert 2_000_000 <= reader.ahead.bytes < 2_500_000, "a quarter of the room"
     reader.watch({FLOOD: 10**6})
     reader.watch({FLOOD: 10**6})
-    assert not reader._anew, "it stands still as it should"
+    assert not reader._anew, "a paused partition counts as stalled"
     while reader.ahead.bytes > 1_000_000:
         assert one.paused == {FLOOD}
         reader.ahead.take(None, PART)
         reader._hold_slow()
     reader._hold_slow()
-    assert one.paused == set(), "before it is short of any"
+    assert one.paused == set(), "resumed before it runs out of records"
     for _ in range(100):
         reader._read()
     assert one.paused == {FLOOD}
     reader.ahead.slow = frozenset()
     reader._hold_slow()
-    assert one.paused == set(), "it is an ordinary one again"
+    assert one.paused == set(), "no longer slow, but still paused"
 
 
 @pytest.mark.job
-def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
-    """A slow partition is paused and read on many times; another one is read beside it."""
+def test_a_paused_partition_is_read_completely_and_once(kafka: EmbeddedKafka) -> None:
+    """A slow partition is paused and resumed many times; another one is read beside it."""
     ensure_topics(kafka.bootstrap_servers, ["slow", "other"], [], ["broker-s"])
     flood, other = ("slow.commands", 0), ("other.commands", 0)
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 5})
     count = 15_000
-    limits = InputLimits(2_000, 400_000)  # so that there is room for less than a tenth of it
+    limits = InputLimits(2_000, 400_000)  # so that less than a tenth of it fits
     inputs = LiveInputs(
         kafka_client(kafka.bootstrap_servers, "test"), limits, "broker-s.control", "run"
     )
@@ -361,18 +361,18 @@ def test_what_waits_in_kafka_comes_whole_and_once(kafka: EmbeddedKafka) -> None:
         producer.produce(flood[0], b"{%d" % n, partition=0)
         if n % 10_000 == 0:
             producer.flush(30)
-        while n == begins and inputs.slow.part() is None:  # until it is known for what it is
+        while n == begins and inputs.slow.part() is None:  # until the partition counts as slow
             step()
     producer.flush(30)
     while len(taken) < count:
         paused += bool(inputs._commands._enough)
         step()
         if len(taken) >= count // 2:
-            inputs.slow._others_at = float("-inf")  # nobody else is there any more
+            inputs.slow._others_at = float("-inf")  # the other partition is silent
     inputs.close()
     for reader in (inputs._commands, inputs._messages):
         reader.join(60)
-    assert taken == list(range(count)), "none is lost, none comes twice, and they keep their order"
+    assert taken == list(range(count)), "records were lost, repeated or reordered"
     assert inputs.slow.places == {flood}
     assert paused > 10
-    assert len(heard) > 100, "another was read beside it"
+    assert len(heard) > 100, "the other partition was not read"

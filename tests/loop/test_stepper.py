@@ -1,4 +1,5 @@
-"""Steps between two batches: they go on while a batch saves, and end when no other one comes."""
+"""Steps between two batches: they continue while a batch saves, and stop when no other batch
+follows."""
 
 from __future__ import annotations
 
@@ -34,13 +35,13 @@ def make() -> Iterator[Make]:
         broker.stepper.close()
 
 
-def test_steps_go_on_while_a_batch_saves(make: Make) -> None:
+def test_steps_continue_while_a_batch_saves(make: Make) -> None:
     broker = make(batch_s=0.1)
     first = broker.batch()
     saved = dict(broker.state.pages)
     broker.define("later")
     until(lambda: broker.driver.step > first.snapshot.step)
-    assert broker.state.pages == saved, "the state has only what its snapshot says"
+    assert broker.state.pages == saved, "the state differs from its snapshot"
     assert (COMMANDS, 0, 1) in first.snapshot.offsets
     second = broker.batch()
     assert second.snapshot.step > first.snapshot.step
@@ -49,13 +50,13 @@ def test_steps_go_on_while_a_batch_saves(make: Make) -> None:
     assert first.figures.steps + second.figures.steps == second.snapshot.step
 
 
-def test_between_two_batches_inputs_know_what_room_there_is(make: Make) -> None:
-    """Nobody takes then what steps write: what is large waits before all steps have to."""
+def test_inputs_know_the_free_room_between_batches(make: Make) -> None:
+    """Nobody takes the steps' outputs meanwhile: large records wait before all steps have to."""
     broker = make(batch_s=0.3)
     inputs, whole = broker.inputs, Options.batch_bytes
     broker.batch()
     until(lambda: inputs.room_bytes == whole)
-    broker.cache.put("b/1", b"contents")  # as a step does that spills
+    broker.cache.put("b/1", b"contents")  # as in a step that spills
     until(lambda: inputs.room_bytes == whole - broker.cache.dirty_bytes < whole)
     batch = threading.Thread(target=broker.batch)
     batch.start()
@@ -64,8 +65,8 @@ def test_between_two_batches_inputs_know_what_room_there_is(make: Make) -> None:
     assert not batch.is_alive()
 
 
-def test_a_snapshot_with_its_pages_is_one_moment(make: Make) -> None:
-    """From any batch's snapshot, the log leads to where the steps are: nothing is in both."""
+def test_a_snapshot_and_its_pages_belong_to_the_same_step(make: Make) -> None:
+    """From any batch's snapshot the log leads to the current step: no step is in both."""
     broker = make(batch_s=0.02)
     for n in range(20):
         broker.define(f"q{n}")
@@ -73,11 +74,11 @@ def test_a_snapshot_with_its_pages_is_one_moment(make: Make) -> None:
         store = DictStore(dict(broker.state.pages))
         again = World(log=list(broker.world.log), topics=broker.world.topics)
         driver = LoopDriver(HOME, "v1", store, broker.saved, again, again)
-        driver.replay(again.logged(driver.log_at), again)  # refuses another outcome, by digest
+        driver.replay(again.logged(driver.log_at), again)  # the digest refuses another outcome
         assert driver.step >= mark.snapshot.step
 
 
-def test_steps_end_when_no_batch_follows(make: Make) -> None:
+def test_steps_stop_when_no_batch_follows(make: Make) -> None:
     broker = make(batch_s=0.1)
     broker.batch()
     time.sleep(ALONE_S + 0.2)
@@ -88,7 +89,7 @@ def test_steps_end_when_no_batch_follows(make: Make) -> None:
     assert len(broker.world.log) == before
     mark = broker.batch()  # a batch comes after all: nothing was lost
     assert mark.snapshot.step > before
-    assert mark.figures.gap_ms >= 200, "the pause is told"
+    assert mark.figures.gap_ms >= 200, "the pause was not reported"
 
 
 def test_each_mark_counts_the_records_that_kafka_refused_since_the_last(make: Make) -> None:
@@ -98,7 +99,7 @@ def test_each_mark_counts_the_records_that_kafka_refused_since_the_last(make: Ma
     assert [broker.batch().figures.refused for _ in range(2)] == [2, 0]
 
 
-def test_steps_alone_are_never_more_than_a_replay_can_take(make: Make) -> None:
+def test_steps_without_a_batch_stay_within_what_a_replay_can_take(make: Make) -> None:
     broker = make(batch_s=0.1, replay_s=0.0)
     mark = broker.batch()
     broker.define("unheard")
@@ -106,8 +107,9 @@ def test_steps_alone_are_never_more_than_a_replay_can_take(make: Make) -> None:
     assert broker.driver.step == mark.snapshot.step
 
 
-def test_what_was_replayed_is_saved_soon(make: Make) -> None:
-    """Else the next death in the same batch would take as long again, and its own steps more."""
+def test_replayed_steps_are_saved_soon(make: Make) -> None:
+    """Otherwise another death in the same batch would replay them once more, together with the new
+    ones."""
     broker = make(batch_s=60.0, replay_s=1.0, replayed_s=1.5)
     marks: list[Mark] = []
     first = threading.Thread(target=lambda: marks.append(broker.batch()))
@@ -117,22 +119,22 @@ def test_what_was_replayed_is_saved_soon(make: Make) -> None:
     second = threading.Thread(target=lambda: marks.append(broker.batch()))
     second.start()
     second.join(0.3)
-    assert len(marks) == 1, "it is saved: what came before does not count any more"
+    assert len(marks) == 1, "saved: earlier steps no longer count"
     broker.inputs.stopped = True
     second.join(WAIT_S)
     assert len(marks) == 2
 
 
-def test_steps_that_can_hardly_be_taken_again_are_saved_at_once(make: Make) -> None:
-    """What they took of a topic is gone with it."""
+def test_steps_that_cannot_be_replayed_safely_are_saved_at_once(make: Make) -> None:
+    """The topic of their records is gone."""
     broker = make(batch_s=60.0)
     broker.inputs.wants_mark = True
     broker.batch()
     assert not broker.inputs.wants_mark
 
 
-def test_a_log_that_was_made_again_is_followed_by_a_mark_at_once(make: Make) -> None:
-    """It does not have the steps before, and no earlier mark leads anywhere in it."""
+def test_a_recreated_log_forces_a_mark_at_once(make: Make) -> None:
+    """The new log lacks the steps before it, so no earlier mark can be continued with it."""
     broker = make(batch_s=60.0)
     broker.driver.log_at, broker.driver._marks = 1_000, [900]
     begun = time.monotonic()
@@ -155,7 +157,7 @@ def test_a_fenced_worker_has_no_mark(make: Make) -> None:
         broker.batch()
 
 
-def test_what_fails_between_two_batches_is_said_by_the_next(make: Make) -> None:
+def test_a_failure_between_batches_is_raised_by_the_next_batch(make: Make) -> None:
     broker = make(batch_s=0.1)
     broker.batch()
     broker.inputs.refuses = RuntimeError("no input")
@@ -164,7 +166,7 @@ def test_what_fails_between_two_batches_is_said_by_the_next(make: Make) -> None:
         broker.batch()
 
 
-def test_a_stop_is_a_mark_with_no_step_behind(make: Make) -> None:
+def test_a_stop_makes_a_mark_with_no_step_after_it(make: Make) -> None:
     broker = make(batch_s=60.0)
     broker.define("a")
     timer = threading.Timer(0.3, lambda: setattr(broker.inputs, "stopped", True))
@@ -178,7 +180,7 @@ def test_a_stop_is_a_mark_with_no_step_behind(make: Make) -> None:
     assert broker.driver.step == mark.snapshot.step == len(broker.world.log)
 
 
-def test_closing_ends_a_thread_that_waits_for_a_page(make: Make) -> None:
+def test_closing_ends_a_thread_waiting_for_a_page(make: Make) -> None:
     broker = make(batch_s=0.05)
     broker.define("a")
     broker.batch()

@@ -2,8 +2,8 @@
 
     python worker.py BOOTSTRAP FOLDER GENERATION [accept-other-kafka]
 
-The file is written whole at the end of a batch, and only by the worker that was started last: as
-Spark's driver commits what the newest attempt of a task wrote, and nothing of one that it gave up.
+At the end of a batch it writes the whole file, unless a later worker was started: Spark's driver,
+too, commits only the newest attempt of a task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BROKER = "broker-0"
 
 
 class FileState:
-    """Pages and the snapshot, as of the last batch that was committed."""
+    """Pages and the snapshot, as of the last committed batch."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -72,7 +72,7 @@ def main(bootstrap: str, folder: str, generation: str, accepts: str = "") -> Non
             return
         state.commit()
         print(figures.steps, figures.replayed, *notes, flush=True)
-        if f"stopped:{BROKER}" in notes:  # its snapshot is the end
+        if f"stopped:{BROKER}" in notes:  # its snapshot is the last write
             return
 
 
