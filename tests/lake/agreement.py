@@ -1,5 +1,5 @@
-"""What the views must say: what the engine itself says, and what a plain loop over the journal's
-rows makes of them."""
+"""The expected contents of the views: from the engine's own answers, and from a plain loop over the
+journal's rows."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ assert {str(r) for r in Reason} >= DEAD
 
 
 def rows(lake: Any, sql: str, *values: Any) -> list[dict[str, Any]]:
-    """The rows of a query by the names of their columns."""
+    """The rows of a query, as dictionaries by column name."""
     found = lake.execute(sql, values)
     names = [column[0] for column in found.description]
     return [dict(zip(names, row, strict=True)) for row in found.fetchall()]
 
 
 def queued_agrees(lake: Any, admin: Any, only: str = "") -> int:
-    """`queued` and `queues` say what `browse` and `describe` say, of all queues or of one; how many
-    messages that were."""
+    """Check that `queued` and `queues` agree with `browse` and `describe`, of all queues or of one.
+    Returns the number of messages."""
     described = [admin.describe(only)] if only else admin.queues()
     seen = {queue["name"]: queue for queue in described}
     said = {row["queue"]: row for row in rows(lake, "SELECT * FROM queues")}
@@ -66,7 +66,7 @@ def _message_agrees(row: dict[str, Any], message: Any) -> None:
 
 
 class Life:
-    """One message in one queue, followed by hand."""
+    """One message in one queue, followed step by step."""
 
     def __init__(self) -> None:
         self.state = "gone"
@@ -130,7 +130,7 @@ def lives(journal: list[dict[str, Any]]) -> dict[tuple[str, str], Life]:
 
 
 def lifecycle_adds_up(lake: Any, journal: list[dict[str, Any]]) -> int:
-    """`lifecycle` says what happened to each message, and how long it took; how many there are."""
+    """Check the outcomes and durations in `lifecycle`. Returns the number of messages."""
     found = {(row["queue"], row["message_id"]): row for row in rows(lake, "FROM lifecycle")}
     wanted = lives(journal)
     assert found.keys() == wanted.keys()

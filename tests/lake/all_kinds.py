@@ -1,6 +1,5 @@
-"""A life of queues of every kind: priorities, barriers, lanes, last values, delays, dead messages,
-quotas and a captured topic, with consumers, and an administrator who puts right; and crashes.
-"""
+"""A random life of queues of every kind: priorities, barriers, lanes, last values, delays, dead
+messages, quotas and a captured topic, with consumers, an administrator, and crashes."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ OPERATIONS = (
 
 
 class Many(Keeps, Walk):
-    """A life of queues of every kind; what happens is drawn from a seed."""
+    """A life of queues of every kind, drawn from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -71,7 +70,7 @@ class Many(Keeps, Walk):
         return self.rng.choice(NAMES)
 
     def some(self) -> str:
-        """Ids, most of them of messages that are there."""
+        """Ids, most of them of stored messages."""
         first = self.rng.randint(1, self.sent + 2)
         return f"{first}-{first + self.rng.choice([0, 0, 3, 9])}"
 
@@ -179,7 +178,7 @@ def looked_at(walk: Any) -> Seen:
 
 
 def seen_in(pages: DictStore, walk: Any) -> Seen:
-    """The same of other pages, behind the walk's last step."""
+    """The same from other pages, after the walk's last step."""
     driver = walk.driver
     admin = admin_of(Moment(HOME.name, HOME, pages, driver.step, driver.now, 0, Snapshot()))
     return {

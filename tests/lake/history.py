@@ -1,4 +1,4 @@
-"""A world of steps as the Delta tables that an engine writes of it: real files."""
+"""A world of steps, as the Delta tables that an engine writes of it: real files."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ ANY = JournalSegment("spooled", "default", "orders", [1])
 
 
 def message_rows(m: Message) -> list[dict[str, Any]]:
-    """As the tables query does it: a row for each message of a run."""
+    """A row for each message of a batch, as the tables query writes them."""
     return rows_of_messages(records_of([m], {})).drop_columns(["topic_id"]).to_pylist()
 
 
 def said_to_journal(world: World) -> pa.Table:
-    """All journal rows that a broker's steps gave, each once."""
+    """All journal rows of a broker's steps, each once."""
     records = {
         dict(headers_list(r.headers))[STEP]: r
         for _, said in world.said for r in said if r.topic == "default.journal"
@@ -61,7 +61,7 @@ def by_reference(
     rows: list[dict[str, Any]], saved: list[tuple[Snapshot, DictStore]], journal: pa.Table,
     messages: pa.Table,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The same snapshots, with blocks named that `messages` has."""
+    """The same snapshots, with references to blocks that `messages` has."""
     blocks: dict[int, dict[str, bytes]] = {own.step: {} for own, _ in saved}
     for row in rows:
         if row["page"].startswith("b/") and row["value"] is not None:
@@ -76,9 +76,9 @@ def by_reference(
 
 
 def snapshot_rows(saved: list[tuple[Snapshot, DictStore]], whole_each: int) -> list[dict[str, Any]]:
-    """Snapshots one after the other, as the snapshot writer does it: a chain of changes."""
+    """A chain of snapshots, each with its changes, as the snapshot writer writes them."""
     rows: list[dict[str, Any]] = []
-    said: dict[str, int] = {}  # of the snapshot before: as the writer knows it
+    said: dict[str, int] = {}  # the previous snapshot, as the writer knows it
     before: dict[str, bytes] = {}
     for n, (own, store) in enumerate(saved):
         whole = n % whole_each == 0
@@ -110,8 +110,8 @@ def write_history(
     world: World, home: Path, saved: list[tuple[Snapshot, DictStore]] = (), whole_each: int = 3,
     *, refer: bool = True,
 ) -> Path:  # fmt: skip
-    """The tables of a home; the journal stands there, empty. refer: payloads that `messages` has
-    are named in snapshots."""
+    """Write the tables of a home; the journal stays empty. refer: snapshots name payloads that
+    `messages` has."""
     home.mkdir(exist_ok=True)
     log = topics.topic(HOME.name, topics.STEPS)
     when = datetime(2026, 1, 1, tzinfo=UTC)

@@ -1,5 +1,5 @@
-"""What an engine in memory did, as the Delta tables that an engine writes: real files, or the same
-rows in DuckDB."""
+"""The actions of an engine in memory as the Delta tables that an engine writes: real files, or the
+same rows in DuckDB."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MESSAGES = pa.schema(
 
 
 class Recorded:
-    """Everything that an engine takes in and writes down from here on."""
+    """Everything that an engine reads and writes from here on."""
 
     def __init__(self, engine: Any, vpns: tuple[str, ...] = ("default",)) -> None:
         self._inboxes = [engine.open_inbox(f"{vpn}.journal") for vpn in vpns]
@@ -56,7 +56,7 @@ class Recorded:
         partition, offset = at
         count = json.loads(meta or b"{}").get("count", 0)
         payloads = decode_run(value, count) if count else [value]
-        time = min(max(time, TIME_MS_BEGIN), TIME_MS_END)  # as the tables' writer does it
+        time = min(max(time, TIME_MS_BEGIN), TIME_MS_END)  # as the tables' writer does
         for item, payload in enumerate(payloads):
             self._messages.append(
                 {
@@ -67,7 +67,7 @@ class Recorded:
             )  # fmt: skip
 
     def journal(self) -> pa.Table:
-        """The rows of the table, decoded as the engine's writer does it."""
+        """The rows of the table, decoded as the engine's writer does."""
         batches = [
             batch
             for inbox in self._inboxes
@@ -79,7 +79,8 @@ class Recorded:
         return pa.Table.from_batches(batches)
 
     def lake(self) -> duckdb.DuckDBPyConnection:
-        """As `open_lake` has it, without files, which cost a test most of its time."""
+        """The tables as `open_lake` returns them, without files, whose writing takes most of a
+        test's time."""
         lake = duckdb.connect()
         lake.execute("SET TimeZone = 'UTC'")
         for name, rows in self._tables().items():
@@ -88,7 +89,8 @@ class Recorded:
         return lake
 
     def write(self, home: Path) -> Path:
-        """The tables of a home, with rows in any order, as files may have them; gives the home."""
+        """Write the tables of a home, with rows in any order, as files may have them. Returns the
+        home."""
         for name, rows in self._tables().items():
             write_table(home, name, rows)
         return home
@@ -105,7 +107,7 @@ def by_day(rows: pa.Table, time: str = "time") -> pa.Table:
 
 
 class RecordedBench(Bench):
-    """An engine in memory whose life becomes the tables of a home."""
+    """An engine in memory whose actions become the tables of a home."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +115,7 @@ class RecordedBench(Bench):
 
 
 def write_table(home: Path, name: str, rows: pa.Table) -> None:
-    """A table as the engine has it, by day."""
+    """A table partitioned by day, as the engine writes it."""
     dated = by_day(rows, "now" if name in ("steps", "snapshots") else "time")
     place = home / "tables" / name
     deltalake.write_deltalake(place, dated, mode="overwrite", partition_by="date")

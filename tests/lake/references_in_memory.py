@@ -1,4 +1,4 @@
-"""What a snapshot writer would name of `messages`, for tables that are made in memory (R1)."""
+"""The references to `messages` that a snapshot writer would make, for tables in memory (R1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lakequeue.state.storage.blocks import head_bytes
 def references_to(
     blocks: Mapping[str, bytes], journal: pa.Table, places: pa.Table
 ) -> dict[str, list[dict[str, Any]]]:
-    """Which of these blocks stand in `messages`, each with its references. places: see
+    """The blocks whose messages are in `messages`, each with its references. places: see
     `places_of`."""
     heads = {int(page[2:]): value[: head_bytes(value)] for page, value in blocks.items()}
     contents = contents_of(heads)
@@ -40,7 +40,7 @@ def digest_of(content: bytes) -> int:
 
 
 def _within(stored: pa.Table, places: pa.Table) -> pa.Table:
-    """The rows from the first to the last place of each partition."""
+    """The rows of each partition from its first to its last place."""
     by_place = stored.group_by(["topic", "partition"])
     spans = by_place.aggregate([("offset", "min"), ("offset", "max")])
     spans = spans.rename_columns(["topic", "partition", "offset_min", "offset_max"])
@@ -51,13 +51,13 @@ def _within(stored: pa.Table, places: pa.Table) -> pa.Table:
 
 
 def _stored(journal: pa.Table) -> pa.Table:
-    """What the journal says that was stored of records of this Kafka."""
+    """The journal's rows about stored records of this Kafka."""
     here = pc.and_(pc.equal(journal["event"], "spooled"), pc.not_equal(journal["topic"], ""))
     return journal.filter(here)
 
 
 def places_of(messages: pa.Table) -> pa.Table:
-    """Rows of `messages` as `references_by_content` wants them."""
+    """Rows of `messages`, as `references_by_content` expects them."""
     columns = ("payload", "key", "headers")
     contents = [
         (payload or b"") + (key or b"") + (headers or "").encode()

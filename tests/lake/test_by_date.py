@@ -1,4 +1,5 @@
-"""R1: the tables are partitioned by date, and a question about one day reads that day's files."""
+"""R1: the tables are partitioned by date, and a question about one day reads that day's files
+only."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def message(day: int, offset: int) -> dict[str, Any]:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Ten messages on each of three days; what is not of the second day cannot be read."""
+    """Ten messages on each of three days; only the files of the second day can be read."""
     bench = RecordedBench()
     bench.define()
     bench.recorded.write(tmp_path)

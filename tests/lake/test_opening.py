@@ -1,4 +1,4 @@
-"""Opening the lake: what is not there, or not as it should be, is said in a sentence."""
+"""Opening the lake: missing and broken tables are reported in a sentence."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_columns_are_read_without_a_query(home: Path, tmp_path: Path) -> None:
     assert read_columns(tmp_path / "none", ["event"]).num_rows == 0
 
 
-def test_tables_that_the_engine_has_not_written_yet_are_empty(home: Path) -> None:
-    """In the first minute of a home there is no history; who asks for it gets nothing, no error."""
+def test_tables_not_yet_written_are_empty(home: Path) -> None:
+    """In the first minute of a home there is no history: queries return nothing, and no error."""
     with open_lake(home) as lake:
         for name in HISTORY:
             assert lake.execute(f"SELECT * FROM {name}").fetchall() == []
@@ -67,8 +67,8 @@ def test_a_table_of_a_later_version(home: Path) -> None:
         open_lake(home)
 
 
-def test_R1_a_time_of_the_year_9999_as_spark_wrote_it_is_read(home: Path) -> None:
-    """INT96, which Arrow takes for nanoseconds: they end in 2262."""
+def test_R1_a_time_of_the_year_9999_written_by_spark_is_read(home: Path) -> None:
+    """INT96, which Arrow reads as nanoseconds: they end in 2262."""
     place = home / "tables" / "messages"
     (file,) = place.rglob("*.parquet")
     rows = pq.ParquetFile(file).read()
@@ -90,7 +90,7 @@ def test_one_engine_writes_the_tables(home: Path) -> None:
 
 
 def test_rows_of_an_earlier_version_are_read(home: Path) -> None:
-    """What the table lacks has no value, before the engine adds the columns and after it."""
+    """Missing columns are null, before the engine adds them and after."""
     place = home / "tables" / "journal"
     table = deltalake.DeltaTable(place).to_pyarrow_table()
     old = table.drop_columns(["line", "until"])
@@ -110,8 +110,8 @@ def test_a_package_is_missing(home: Path, name: str, monkeypatch: pytest.MonkeyP
         open_lake(home)
 
 
-def test_one_version_is_seen_whole(home: Path) -> None:
-    """What is written after it was opened is not in it, and does no harm."""
+def test_a_reader_sees_one_version(home: Path) -> None:
+    """Rows written after the opening are invisible and harmless."""
     place = home / "tables" / "journal"
     with open_lake(home) as lake:
         before = lake.execute("SELECT count(*) FROM journal").fetchone()
@@ -128,8 +128,8 @@ print(open_lake(sys.argv[1]).execute("SELECT event FROM journal LIMIT 1").fetcha
 """
 
 
-def test_who_leaves_with_rows_unread_leaves_in_peace(home: Path) -> None:
-    """Arrow reads ahead in threads; none of them may need a Python that has ended."""
+def test_a_process_with_unread_rows_exits_cleanly(home: Path) -> None:
+    """Arrow reads ahead in threads; none of them may need Python after it has ended."""
     place = home / "tables" / "journal"
     rows = deltalake.DeltaTable(place).to_pyarrow_table()
     for _ in range(20):
@@ -147,7 +147,7 @@ WHERE event = 'spooled' AND try(decode(payload) ->> '$.carrier') = 'B6'
   AND try(decode(payload) ->> '$.flight') = '1051'"""
 
 
-def test_R1_the_audits_flight_is_found_beside_payloads_that_are_no_json(tmp_path: Path) -> None:
+def test_R1_a_payload_field_is_found_beside_payloads_that_are_no_json(tmp_path: Path) -> None:
     bench = RecordedBench()
     bench.define()
     bench.define("others")

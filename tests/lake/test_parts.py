@@ -1,5 +1,5 @@
-"""Two readers of one topic: a step says which records of a span it got, and takes these again,
-whatever the tables have beside them (R1)."""
+"""Two readers of one topic: a step records which offsets of a range it got, and a replay reads
+exactly these, whatever else the tables have (R1)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def message(offset: int) -> Message:
 def lake_of(
     rows: dict[str | None, list[Message]], *records: StepRecord
 ) -> duckdb.DuckDBPyConnection:
-    """Tables with these messages of topics, by their ids, and with steps."""
+    """Tables with messages of topics, by topic id, and with steps."""
     lake = duckdb.connect()
     lake.execute("SET TimeZone = 'UTC'")
     messages = [
@@ -66,8 +66,8 @@ def test_R1_the_offsets_of_a_step_come_back(found: set[int]) -> None:
 
 
 @pytest.mark.parametrize("taken", [[0, 2, 5], [0, 1, 2], [3], [1, 2, 4, 5]])
-def test_R1_what_the_tables_have_besides_is_left_out(taken: list[int]) -> None:
-    """Compacted away after the tables had it, and before the loop did."""
+def test_R1_other_rows_of_the_tables_are_left_out(taken: list[int]) -> None:
+    """The tables got the records before Kafka compacted them, and the loop read the topic after."""
     record = step(1, ranges_of(*taken))
     lake = lake_of({None: messages(*range(6))}, record)
     (again,) = steps_between(lake, "b", 0, 1)
@@ -77,8 +77,8 @@ def test_R1_what_the_tables_have_besides_is_left_out(taken: list[int]) -> None:
 
 @pytest.mark.parametrize("age", [-500, 0, 500], ids=["older", "as-old", "younger"])
 @pytest.mark.parametrize("told", [True, False], ids=["told", "from-before"])
-def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: bool) -> None:
-    """A topic was deleted and made anew, and filled with records of any age."""
+def test_R1_a_step_gets_the_record_of_the_topic_that_it_read(age: int, told: bool) -> None:
+    """A topic was deleted, recreated, and filled with records of any age."""
 
     def of(what: str, offsets: list[int], time: int) -> list[Message]:
         return [Message(*PLACE, at, time, None, f"{what} {at}".encode(), None) for at in offsets]
@@ -98,7 +98,7 @@ def test_R1_a_step_took_the_record_of_the_topic_that_it_read(age: int, told: boo
     assert known == {PLACE: (4, "B")}
 
 
-def test_R1_a_record_of_another_topic_is_not_taken_for_one_that_is_missing() -> None:
+def test_R1_a_record_of_another_topic_does_not_replace_a_missing_one() -> None:
     record = step(1, ranges_of(0))
     lake = lake_of({"B": messages(0)})
     inputs = FromTables(lake, [record], {PLACE: (0, "B")})
@@ -107,8 +107,8 @@ def test_R1_a_record_of_another_topic_is_not_taken_for_one_that_is_missing() -> 
         FromTables(lake, [record], {PLACE: (0, "A")}).take(record.ranges)
 
 
-def test_R1_a_step_took_what_the_next_topic_has_before_the_broker_noticed() -> None:
-    """A longer one was made at once under the same name: its last records are read twice."""
+def test_R1_a_step_may_have_read_the_new_topic_before_the_broker_noticed() -> None:
+    """A longer topic was made at once under the same name: its last records are read twice."""
     anew = Opened(*PLACE, 0, "B")
     records = [step(1, ranges_of(2, 3)), step(2, ranges_of(*range(4)), anew)]
     lake = lake_of({"B": messages(*range(4))}, *records)
@@ -122,14 +122,14 @@ def test_R1_a_step_took_what_the_next_topic_has_before_the_broker_noticed() -> N
     assert to_the_first.take(records[0].ranges).publishes.offsets == [2, 3]
 
 
-def test_R1_what_the_tables_have_of_an_earlier_topic_is_not_their_end() -> None:
-    """The rows of the topic that was made anew are still to come."""
+def test_R1_rows_of_an_earlier_topic_are_not_the_end_of_the_new_one() -> None:
+    """The rows of the recreated topic are still to come."""
     records = [step(1, ranges_of(8)), step(2, ranges_of(0), Opened(*PLACE, 0, "B"))]
     inputs = FromTables(lake_of({"A": messages(*range(9))}), records, {PLACE: (8, "A")})
     assert inputs.until_the_end(records) == records[:1]
 
 
-def test_R1_what_they_lack_is_told() -> None:
+def test_R1_missing_rows_are_reported() -> None:
     record = step(1, ranges_of(0, 2, 5))
     inputs = FromTables(lake_of({None: messages(0, 1, 3, 4, 5)}, record), [record])
     with pytest.raises(Lost, match=r"took 3 records, 0 to 5, .* 'messages' has 2 of them"):

@@ -1,6 +1,6 @@
-"""R1: any past moment is made again from the tables, and is what it was, page by page.
+"""R1: any past moment is reconstructed from the tables, page by page as it was.
 
-In memory and on Delta files; `tests/job/test_tables.py` does it on the real thing.
+In memory and on Delta files; `tests/job/test_tables.py` does it with real parts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Lived(Keeps, Walk):
 
 @pytest.fixture(autouse=True)
 def _as_the_world(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are taken again with the limits of the walks; nobody rests."""
+    """Replay with the limits of the walks, and without pauses."""
     monkeypatch.setattr(past_replica, "LIMITS", LIMITS)
     monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
 
@@ -97,7 +97,7 @@ def lived(seed: int, length: int = 150) -> Any:
 
 
 def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
-    """The pages and the time behind a step, from nothing."""
+    """The pages and the time after a step, from nothing."""
     world, store = walk.world, DictStore()
     quiet = World(topics=world.topics, log=world.log)
     steps = past_replica.PastDriver(HOME, store, Snapshot(), past_replica.StepCapture(), 0)
@@ -105,10 +105,10 @@ def state_behind(walk: Any, step: int) -> tuple[dict[str, bytes], int]:
     return store.pages, steps.snapshot(1).now
 
 
-def test_R1_a_home_that_was_carried_over_is_known_from_its_first_snapshot_on(
+def test_R1_the_past_of_a_converted_home_begins_with_its_first_snapshot(
     tmp_path: Path,
 ) -> None:
-    """Behind a snapshot of the earlier format are moments that only that version reads."""
+    """Moments after a snapshot of the earlier format can be read by that version only."""
     state, walk = State(), Lived()
     saved, walk.world = stopped(state)
     own, old = past_replica.own_of(saved), DictStore(state.pages)
@@ -135,14 +135,14 @@ TIMES_MS = [-(1 << 63), -1, 0, YEAR_9999_ENDS_MS, YEAR_9999_ENDS_MS + 1, (1 << 6
     "odd",
     [
         {"headers_": [("lq", b'{"to": "orders\xff"}')]},  # the tables have it as text
-        # Whether a run of one is one or none, its bytes are the same.
+        # A batch of one message has the same bytes with and without a count.
         *({"value_": value, "headers_": [("lq", b'{"to": "orders", "count": %s}' % count)]}
           for value in (b"no run", None, encode_run([b"1"])) for count in (b"1", b"2")),
-        *({"time": ms} for ms in TIMES_MS),  # the tables have the nearest that every reader knows
+        *({"time": ms} for ms in TIMES_MS),  # tables have the nearest readable time
     ],
     ids=str,
 )  # fmt: skip
-def test_R1_an_odd_record_is_taken_again(odd: dict[str, Any], tmp_path: Path) -> None:
+def test_R1_an_unusual_record_is_replayed(odd: dict[str, Any], tmp_path: Path) -> None:
     walk = Lived()
     walk.go([("subscribe", 1), ("plain", 1)])
     record = walk.world.topics[PLACES[3]][-1]
@@ -160,7 +160,7 @@ def test_R1_an_odd_record_is_taken_again(odd: dict[str, Any], tmp_path: Path) ->
 
 @pytest.fixture(scope="module")
 def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A life, and the tables that it left behind: to read."""
+    """A life and its tables, for reading only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
         walk = lived(3)
@@ -169,7 +169,7 @@ def history(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
 
 @pytest.fixture
 def home(history: tuple[Any, Path], tmp_path: Path) -> Path:
-    """The same tables, to alter."""
+    """The same tables, for alteration."""
     return Path(shutil.copytree(history[1], tmp_path / "home"))
 
 
@@ -178,7 +178,7 @@ def moment(home: Path, **when: Any) -> Moment:
         return as_of(lake, home, HOME.name, **when)
 
 
-def test_R1_by_time(history: tuple[Any, Path]) -> None:
+def test_R1_a_moment_is_found_by_its_time(history: tuple[Any, Path]) -> None:
     home = history[1]
     with open_lake(home) as lake:
         moment = functools.partial(as_of, lake, home, HOME.name)
@@ -197,7 +197,7 @@ def test_R1_by_time(history: tuple[Any, Path]) -> None:
             as_of(lake, home, "other")
 
 
-def test_R6_the_past_is_looked_at_as_the_present(history: tuple[Any, Path]) -> None:
+def test_R6_the_past_is_inspected_like_the_present(history: tuple[Any, Path]) -> None:
     home = history[1]
     found = moment(home)
     before = dict(found.store.pages)
@@ -221,7 +221,7 @@ def altered(home: Path, table: str, change: Callable[[pa.Table], pa.Table]) -> N
 
 
 def where(condition: pc.Expression) -> Callable[[pa.Table], pa.Table]:
-    """Only these rows."""
+    """These rows only."""
     return lambda rows: rows.filter(condition)
 
 
@@ -229,7 +229,7 @@ NONE = where(pc.field("step") < 0)
 
 
 def replaced(rows: pa.Table, **columns: Any) -> pa.Table:
-    """With other values, one for all rows or one for each."""
+    """Replace values: one for all rows, or one for each."""
     for name, values in columns.items():
         at = rows.schema.get_field_index(name)
         if not isinstance(values, list | pa.ChunkedArray):
@@ -240,10 +240,10 @@ def replaced(rows: pa.Table, **columns: Any) -> pa.Table:
     return rows
 
 
-def test_R1_altered_tables_are_an_error_that_says_what_to_do(
+def test_R1_altered_tables_are_an_error_with_a_remedy(
     history: tuple[Any, Path], home: Path
 ) -> None:
-    """Each record has digests: of what its step took, and of what came out of the one before it."""
+    """Each log record has digests of its step's inputs, and of the previous step's outputs."""
     marks = {own.step for own, _ in history[0].saved}
     step = next(n for n in range(1, 30) if n not in marks)
     what_to_do = "took it. If that is another version than this one"
@@ -270,7 +270,7 @@ def skipped(step: int) -> str:
     return f"The snapshot of step {step:,} does not match its digest and is skipped"
 
 
-def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
+def test_a_damaged_snapshot_is_skipped_and_reported(home: Path) -> None:
     good = moment(home)
     damaged = (pc.field("step") == good.snapshot) & (pc.field("page") == "q/1")
     altered(home, "snapshots", where(~damaged))
@@ -280,7 +280,7 @@ def test_a_damaged_snapshot_is_passed_over_and_said(home: Path) -> None:
     assert found.notes == [skipped(good.snapshot)]
 
 
-def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) -> None:
+def test_a_payload_block_is_stored_once_and_its_loss_is_reported(tmp_path: Path) -> None:
     walk = lived(1)
     home = write_history(walk.world, tmp_path, walk.saved, refer=False)
     rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
@@ -296,8 +296,9 @@ def test_a_block_of_payloads_stands_once_and_its_loss_is_said(tmp_path: Path) ->
     assert moment(home, step=step).notes[0] == skipped(step)
 
 
-def test_a_reference_that_leads_nowhere_damages_its_snapshot(home: Path) -> None:
-    """The one before is used, and said; with the steps behind it the state is the same."""
+def test_a_dangling_reference_makes_its_snapshot_unusable(home: Path) -> None:
+    """The snapshot before it is used, which is reported; with the later steps the state is the
+    same."""
     good = moment(home)
     rows = deltalake.DeltaTable(home / "tables" / "snapshots").to_pyarrow_table().to_pylist()
     last = max(row["step"] for row in rows if row["refs"])
@@ -316,8 +317,9 @@ def test_a_reference_that_leads_nowhere_damages_its_snapshot(home: Path) -> None
     assert moment(home).store.pages == good.store.pages
 
 
-def test_messages_that_a_snapshot_names_are_gone(home: Path) -> None:
-    """No state is made up: neither of the snapshot, nor of the steps, which took them too."""
+def test_missing_referenced_messages_are_an_error(home: Path) -> None:
+    """Neither a snapshot nor the steps can be used without the messages, and no state is
+    invented."""
 
     def ends_only(rows: pa.Table) -> pa.Table:
         ends = {(row["topic"], row["partition"]): row for row in rows.to_pylist()}
@@ -339,10 +341,8 @@ def made_anew(days: int, **columns: Any) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(
-    history: tuple[Any, Path], home: Path
-) -> None:
-    """Its offsets begin with 0 once more; its records are younger."""
+def test_a_recreated_topic_does_not_affect_snapshots(history: tuple[Any, Path], home: Path) -> None:
+    """Its offsets begin with 0 again; its records are younger."""
     own, store = history[0].saved[-1]
     altered(home, "steps", where(pc.field("step") <= own.step))
     altered(home, "messages", made_anew(1))
@@ -351,10 +351,8 @@ def test_a_topic_that_was_made_again_leaves_snapshots_as_they_are(
 
 
 @pytest.mark.parametrize("days", [12, -12])
-def test_of_two_records_at_one_offset_a_step_took_the_one_that_was_there(
-    tmp_path: Path, days: int
-) -> None:
-    """The topic was made anew, after the step or before."""
+def test_of_two_records_at_one_offset_a_step_gets_its_own(tmp_path: Path, days: int) -> None:
+    """The topic was recreated, after the step or before."""
     walk = lived(7)
     home = write_history(walk.world, tmp_path)
     altered(home, "messages", made_anew(days, payload=b"other"))
@@ -364,8 +362,8 @@ def test_of_two_records_at_one_offset_a_step_took_the_one_that_was_there(
 
 
 @pytest.mark.parametrize("table", ["messages", "commands"])
-def test_R1_tables_are_known_as_far_as_they_go_together(table: str, tmp_path: Path) -> None:
-    """Each is written by itself: steps are there whose records are not there yet."""
+def test_R1_the_past_ends_where_the_tables_agree(table: str, tmp_path: Path) -> None:
+    """Each table is written by itself: steps may be there before their records."""
     walk = lived(4)
     home = write_history(walk.world, tmp_path, walk.saved[:1])
     whole = moment(home)

@@ -1,4 +1,4 @@
-"""R1, R3: moments of queues of every kind are made again, and a home of them is rebuilt.
+"""R1, R3: moments of all kinds of queues are reconstructed, and a home of them is rebuilt.
 
 Like `test_past.py` and `test_rebuilding.py`, whose walks have one plain queue.
 """
@@ -25,7 +25,7 @@ SEEDS = range(2)
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("refer", [False, True])
-def test_R1_every_moment_of_queues_of_all_kinds(seed: int, refer: bool, tmp_path: Path) -> None:
+def test_R1_every_moment_of_all_kinds_of_queues(seed: int, refer: bool, tmp_path: Path) -> None:
     walk = lived(seed)
     last, marks = walk.driver.step, {own.step for own, _ in walk.saved}
     assert len(marks) > 2
@@ -38,14 +38,14 @@ def test_R1_every_moment_of_queues_of_all_kinds(seed: int, refer: bool, tmp_path
             found = as_of(lake, home, HOME.name, step=step)
             assert (found.store.pages, found.now) == state_behind(walk, step)
             assert found.notes == []
-            if step not in marks:  # a moment at a snapshot takes no step again
+            if step not in marks:  # a moment at a snapshot needs no replay
                 assert found.last_outputs == said.get(step, [])
                 assert len(found.last_inputs) == taken[step]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_R3_a_home_of_queues_of_all_kinds_is_rebuilt(seed: int, tmp_path: Path) -> None:
-    """Nothing is lost, leases are ready, and what was delayed is delayed."""
+def test_R3_a_home_with_all_kinds_of_queues_is_rebuilt(seed: int, tmp_path: Path) -> None:
+    """Nothing is lost, leased messages are ready, and delayed ones are delayed."""
     walk = lived(seed)
     before = looked_at(walk)
     assert len({name for name, _ in before}) > 4
@@ -54,7 +54,7 @@ def test_R3_a_home_of_queues_of_all_kinds_is_rebuilt(seed: int, tmp_path: Path) 
     assert (done.lost, done.notes, done.messages) == (0, [], len(before))
     new = New(tmp_path / "new", walk)
     assert looked_at(new) == before
-    for name in NAMES:  # nothing is delivered, and so nobody hides what was leased
+    for name in NAMES:  # nothing is delivered, so no delivery hides a lease
         new.world.command(command="shutdown", queue=name, egress=True)
     new.settle()
     new.world.instruct(command="begin", epoch=HOME.epoch)

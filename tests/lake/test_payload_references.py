@@ -1,4 +1,4 @@
-"""R1: a snapshot names a block of payloads only where `messages` gives it, byte for byte."""
+"""R1: a snapshot references a block of payloads only if `messages` has it, byte for byte."""
 
 from __future__ import annotations
 
@@ -40,15 +40,21 @@ def named(walk: Lived, journal: pa.Table, stored: pa.Table) -> Any:
     return references_to(blocks_of_state(walk), journal, stored)
 
 
-def test_what_messages_has_is_named(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
-    """Rows of it that follow each other are one reference."""
+def test_blocks_found_in_messages_are_referenced(
+    walk: Lived, journal: pa.Table, stored: pa.Table
+) -> None:
+    """Consecutive rows of it become one reference."""
     found = named(walk, journal, stored)
     assert len(found) > 3
-    assert any(len(refs) > 1 for refs in found.values()), "a step took from several partitions"
+    assert any(len(refs) > 1 for refs in found.values()), (
+        "the step's inputs came from several partitions"
+    )
     assert any(one["last"] > one["first"] for refs in found.values() for one in refs)
 
 
-def test_what_it_does_not_have_yet_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+def test_blocks_not_yet_in_messages_are_kept(
+    walk: Lived, journal: pa.Table, stored: pa.Table
+) -> None:
     found = named(walk, journal, stored)
     assert named(walk, journal, stored.slice(0, 0)) == {}
     assert named(walk, journal.slice(0, 0), stored) == {}
@@ -57,19 +63,21 @@ def test_what_it_does_not_have_yet_stays(walk: Lived, journal: pa.Table, stored:
         lost = pc.and_(pc.equal(stored["topic"], place), pc.and_(
             pc.equal(stored["partition"], partition), pc.equal(stored["offset"], offset)
         ))  # fmt: skip
-        # A message of the same content would do as well.
+        # A message with the same content would do as well.
         lost = pc.is_in(stored["digest"], stored.filter(lost)["digest"].combine_chunks())
         left = named(walk, journal, stored.filter(pc.invert(lost)))
         assert page not in left
         assert {p: r for p, r in left.items() if refs == r} == {}
 
 
-def test_what_reads_otherwise_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+def test_blocks_with_other_contents_are_kept(
+    walk: Lived, journal: pa.Table, stored: pa.Table
+) -> None:
     """Edited since, or the record of another message."""
     at, other = stored.schema.get_field_index("digest"), pc.add(stored["digest"], 1)
     assert named(walk, journal, stored.set_column(at, "digest", other)) == {}
 
 
-def test_what_stands_twice_there_stays(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
-    """A topic that was deleted and made again: which of the two is meant, nobody knows."""
+def test_blocks_found_twice_are_kept(walk: Lived, journal: pa.Table, stored: pa.Table) -> None:
+    """A topic was deleted and recreated, and nobody knows which of the two is meant."""
     assert named(walk, journal, pa.concat_tables([stored, stored])) == {}

@@ -1,7 +1,7 @@
-"""R3: a home is made of the tables when checkpoint and log are gone, and goes on where it was.
+"""R3: a home whose checkpoint and log are lost is rebuilt from the tables, and continues.
 
-In memory and on Delta files: what was lost is the driver's state and its log; what clients wrote to
-Kafka is still there.
+In memory and on Delta files. Lost are the driver's state and its log; the clients' records are
+still in Kafka.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class New:
         return []
 
     def settle(self) -> None:
-        """All that Kafka has, until nothing is due at once."""
+        """Read everything in Kafka, until nothing is due at once."""
         for _ in range(50):
             self.driver.one(Some(self.world, self.driver, 1_000), 0.0)
         check(self.driver._replica.broker)
 
     def begin_again(self) -> None:
-        """What the engine says at its start."""
+        """The engine's instructions at its start."""
         self.world.instruct(command="begin", epoch=HOME.epoch)
         self.world.instruct(command="begin_again", queue="orders")
         self.settle()
@@ -108,10 +108,10 @@ def rebuilt(walk: Any, path: Path) -> Path:
     return new
 
 
-def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapshot(
+def test_R3_a_rebuilt_home_is_rebuilt_again_before_its_first_snapshot(
     tmp_path: Path,
 ) -> None:
-    """Its first steps are in the tables, and go on from what it began with."""
+    """Its first steps are in the tables, and continue from the rebuilt state."""
     walk = lived(1)
     path = rebuilt(walk, tmp_path)
     new = New(path, walk)
@@ -127,8 +127,8 @@ def test_R3_a_home_that_was_rebuilt_is_rebuilt_before_its_engine_wrote_a_snapsho
     assert New(tmp_path / "twice", new).seen() == new.seen()
 
 
-def test_R3_the_same_clients_go_on(tmp_path: Path) -> None:
-    """Who was subscribed gets messages, acks and new publishes count, no id is given twice."""
+def test_R3_clients_continue_after_a_rebuild(tmp_path: Path) -> None:
+    """Subscribed clients get messages, acks and new publishes count, and no id is used twice."""
     walk = lived(1)
     before = looked_at(walk)
     new = New(rebuilt(walk, tmp_path), walk)
@@ -161,8 +161,8 @@ def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_p
     assert HomeFolder(tmp_path / "new").problem("real-time") == ""
 
 
-def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
-    """Steps that the tables do not have yet are lost; their inputs are still in Kafka."""
+def test_R3_inputs_after_the_last_table_row_are_read_again(tmp_path: Path) -> None:
+    """Steps that the tables lack are lost; their inputs are still in Kafka."""
     walk = lived(2)
     depth = len(looked_at(walk))
     for n in range(5):
@@ -179,8 +179,8 @@ def test_R3_what_came_after_the_tables_comes_in_again(tmp_path: Path) -> None:
     assert ours[-5:] == [b'{"n": %d}' % n for n in range(5)]
 
 
-def test_R3_the_journal_says_which_messages_only_lost_steps_knew(tmp_path: Path) -> None:
-    """They stand in it as stored; they are lost, and come in again under other ids."""
+def test_R3_the_journal_lists_messages_known_only_to_lost_steps(tmp_path: Path) -> None:
+    """It lists them as stored; they are lost, and come in again under other ids."""
     walk = lived(2)
     old = write_history(walk.world, tmp_path / "old", walk.saved)
     place = old / "tables" / "journal"
@@ -222,7 +222,7 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
         rebuild(tmp_path / "old", home)
 
 
-def test_R3_in_its_place(tmp_path: Path) -> None:
+def test_R3_a_home_is_rebuilt_in_place(tmp_path: Path) -> None:
     """As for `lakequeue up`, whose Kafka is in the home."""
     walk = lived(5, 80)
     home = write_history(walk.world, tmp_path / "home", walk.saved)
@@ -239,7 +239,7 @@ def test_R3_in_its_place(tmp_path: Path) -> None:
 
 
 def test_R3_tables_and_checkpoints_on_an_object_store(bucket: str, tmp_path: Path) -> None:
-    """Of which the home knows the address: what is there is read there, and what is lost is gone
+    """The home has the store's address: tables are read there, and lost checkpoints deleted
     there."""
     walk, store = lived(5, 80), folder(bucket)
     home = write_history(walk.world, tmp_path / "home", walk.saved)
@@ -261,17 +261,17 @@ def test_R3_tables_and_checkpoints_on_an_object_store(bucket: str, tmp_path: Pat
     assert New(home, walk).seen() == looked_at(walk)
 
 
-def test_a_home_whose_tables_are_anothers(tmp_path: Path) -> None:
+def test_tables_of_another_home_are_refused(tmp_path: Path) -> None:
     home = rebuilt(lived(0, 60), tmp_path)
     with pytest.raises(LakequeueError, match=r"tables is not empty: choose another --home"):
         rebuild(tmp_path / "old", home)
 
 
 @pytest.mark.parametrize("fails", ["copying", "building"])
-def test_a_rebuild_that_failed_can_be_tried_again(
+def test_a_failed_rebuild_can_be_repeated(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new home's disk is full, or a step of the tables cannot be taken again."""
+    """The new home's disk is full, or a step of the tables cannot be replayed."""
     walk, old, new = lived(0, 60), tmp_path / "old", tmp_path / "new"
     write_history(walk.world, old, walk.saved)
 
@@ -293,7 +293,7 @@ def test_a_rebuild_that_failed_can_be_tried_again(
     assert done.messages == len(looked_at(walk))
 
 
-def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
+def test_a_truncated_state_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "b.state"
     write_state(file, b"own", [("a", b"1"), ("b", b"22")])
     state: Any = Restored()
@@ -309,7 +309,7 @@ def test_a_state_that_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "parts"), [(1, 3), (2, 2), (3, 2), (4, 1), (5, 1)])
-def test_a_state_goes_to_the_tables_in_parts(most: int, parts: int, tmp_path: Path) -> None:
+def test_a_state_is_written_to_the_tables_in_parts(most: int, parts: int, tmp_path: Path) -> None:
     file = tmp_path / "b.state"
     pages = [("a", b"1"), ("b", b"22"), ("c", b"3")]
     write_state(file, msgspec.msgpack.encode(Snapshot(step=7)), pages)
@@ -321,11 +321,11 @@ def test_a_state_goes_to_the_tables_in_parts(most: int, parts: int, tmp_path: Pa
     assert [page for part in found for page in part] == pages
 
 
-def test_R3_brokers_go_back_to_steps_that_go_together(
+def test_R3_brokers_are_rebuilt_at_steps_that_match(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The tables know a until step 4, and b until 9: a says one thing in each step, and b has heard
-    it in its next one."""
+    """The tables have a up to step 4, and b up to 9. In each step a sends a message, which b
+    receives in its next one."""
     latest = {"a": 4, "b": 9}
     own = Snapshot()
 
@@ -348,10 +348,10 @@ def test_R3_brokers_go_back_to_steps_that_go_together(
     assert heard[0].heard == spoken[1].said > 4
 
 
-def test_R3_M4_a_removed_broker_is_not_rebuilt_though_the_homes_record_is_lost(
+def test_R3_M4_a_removed_broker_is_not_rebuilt_even_without_the_homes_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What it had, the others have since then: with it, messages would be there twice."""
+    """Other brokers have its messages since then: with it they would exist twice."""
 
     def as_of(lake: Any, home: Path, name: str, *, step: int | None = None) -> Moment:
         facts = {"a": MeshFacts(removed=[1]), "b": MeshFacts(peers={0: Peer("a", heard=7)})}
@@ -364,7 +364,7 @@ def test_R3_M4_a_removed_broker_is_not_rebuilt_though_the_homes_record_is_lost(
     assert (a.broker, a.step, a.notes) == ("a", 9, [])
 
 
-def test_R1_a_brokers_number_is_in_its_snapshots_where_the_homes_record_is_lost(
+def test_R1_a_brokers_number_is_in_its_snapshots(
     tmp_path: Path,
 ) -> None:
     """The ids of its messages begin with the number."""

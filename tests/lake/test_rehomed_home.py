@@ -1,4 +1,4 @@
-"""A home at rest gets other brokers: their states are files until Spark has them (M4)."""
+"""The brokers of a home at rest change: their states are files until Spark has them (M4)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class State(DictStore):
 
 
 def lived() -> World:
-    """A world with a broker that was alone, and has ended in good order."""
+    """A world whose only broker was stopped cleanly."""
     world = World()
     driver = world.open()
     world.command(command="begin", epoch=HOME.epoch)
@@ -58,8 +58,9 @@ def rehomed(world: World) -> tuple[_BrokerState, dict[str, tuple[bytes, dict[str
     return known, _states([known], rehome([known.resting], change, HOME.epoch, b"", LIMITS))
 
 
-def test_M4_a_driver_goes_on_from_the_new_state(tmp_path: Path) -> None:
-    """Its log goes on behind the change, which is a step of its own; it knows the other broker."""
+def test_M4_a_driver_continues_from_the_new_state(tmp_path: Path) -> None:
+    """Its log continues after the change, which is a step of its own, and it knows the other
+    broker."""
     world = lived()
     known, found = rehomed(world)
     own, pages = found[HOME.name]
@@ -91,7 +92,7 @@ def test_M4_the_other_broker_begins_with_what_it_hosts() -> None:
     assert [name for _, name in broker.names] == ["spread"]
 
 
-def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> None:
+def test_M4_a_file_replaces_an_older_state_once(tmp_path: Path) -> None:
     known, found = rehomed(lived())
     home = HomeFolder(tmp_path)
     home.rehome(found, {HOME.name: 0, "west": 1}, {}, {}, [], [])
@@ -104,8 +105,8 @@ def test_M4_a_file_takes_the_place_of_an_older_state_once(tmp_path: Path) -> Non
     assert not is_newer(file, own)
 
 
-def test_R3_a_home_that_is_rebuilt_begins_with_the_tables(tmp_path: Path) -> None:
-    """Not with what its brokers began with when they had become others."""
+def test_R3_a_rebuilt_home_begins_with_the_tables(tmp_path: Path) -> None:
+    """Not with the states that the change of brokers left in files."""
     _, found = rehomed(lived())
     home = HomeFolder(tmp_path)
     home.open()

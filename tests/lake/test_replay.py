@@ -1,4 +1,4 @@
-"""R4: messages of the past come back, from the tables, to one queue. Most of it: `told.txt`."""
+"""R4: past messages come back from the tables, to one queue. Most of it: `told.txt`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rules.harness import Bench, drain
 
 
 class Shop:
-    """A bench whose life stands in the tables of a home."""
+    """A bench whose actions are in the tables of a home."""
 
     def __init__(self, home: Path) -> None:
         self.bench = Bench()
@@ -42,7 +42,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_R4_acknowledged_messages_come_back_and_say_so(shop: Shop) -> None:
+def test_R4_acknowledged_messages_come_back_flagged(shop: Shop) -> None:
     first = shop.bench.send({"n": 1}, headers={"k": "v"}, key=b"key", priority=7)
     published = shop.bench.connection.now()
     shop.consume()
@@ -58,14 +58,14 @@ def test_R4_acknowledged_messages_come_back_and_say_so(shop: Shop) -> None:
     assert again.id != first
 
 
-def test_R4_wrong_words(shop: Shop, tmp_path: Path) -> None:
+def test_R4_wrong_arguments(shop: Shop, tmp_path: Path) -> None:
     for options, said in (
         ({"since": "yesterday"}, "since: 'yesterday'"), ({"where": "/n >"}, "found the end"),
         ({"rate": 0}, "rate: 0"), ({"ids": "x"}, "x"),
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             shop.replay(**options)
-        with pytest.raises(ConfigError, match=said):  # before the engine is asked
+        with pytest.raises(ConfigError, match=said):  # before the engine gets a request
             shop.bench.admin.replay("nobody", home=tmp_path, **options)
     with pytest.raises(ConfigError, match="there is no such queue"):
         shop.bench.admin.replay("nobody", home=tmp_path)
@@ -73,7 +73,7 @@ def test_R4_wrong_words(shop: Shop, tmp_path: Path) -> None:
         shop.bench.admin.replay("orders", home=tmp_path / "nowhere")
 
 
-def test_R4_a_consumer_asks_for_it(shop: Shop) -> None:
+def test_R4_a_consumer_requests_a_replay(shop: Shop) -> None:
     shop.bench.send({"n": 0})
     shop.consume()
     shop.bench.advance("1m")
@@ -93,17 +93,17 @@ def test_R4_a_consumer_asks_for_it(shop: Shop) -> None:
         assert consumer.replay is None
 
 
-def test_R4_what_a_consumer_asks_for_wrongly_is_said_at_once(shop: Shop, tmp_path: Path) -> None:
+def test_R4_a_consumers_wrong_request_fails_at_once(shop: Shop, tmp_path: Path) -> None:
     shop.bench.send({})
     shop.recorded.write(shop.home)
     with pytest.raises(ConfigError, match="replay_from"):
         shop.bench.consumer(replay_from="yesterday", replay_home=shop.home)
     with pytest.raises(LakequeueError, match="no table"):
         shop.bench.consumer(replay_from="epoch", replay_home=tmp_path / "nowhere")
-    assert shop.bench.seen()["consumers"] == [], "neither has left a subscription behind"
+    assert shop.bench.seen()["consumers"] == [], "a subscription was left behind"
 
 
-def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
+def test_R4_beyond_retention_the_error_names_what_is_left(shop: Shop) -> None:
     first = shop.bench.connection.now()
     sent = shop.bench.send({})
     shop.consume()
@@ -124,8 +124,8 @@ def test_R4_past_retention_it_says_what_is_left(shop: Shop) -> None:
     assert found.left.startswith(f"The tables begin with message {second}, of ")
 
 
-def test_R4_a_record_of_1970_does_not_claim_that_the_tables_reach_so_far(shop: Shop) -> None:
-    """A plain Kafka producer gives its records any time; it can be asked for by that time."""
+def test_R4_a_record_dated_1970_does_not_extend_the_retained_time(shop: Shop) -> None:
+    """A plain Kafka producer may set any time, and can ask for its message by that time."""
     first = shop.bench.connection.now()
     shop.bench.send({"n": 1})
     shop.bench.send({"n": 2})
@@ -150,8 +150,8 @@ def test_R4_a_record_of_1970_does_not_claim_that_the_tables_reach_so_far(shop: S
         dry_run(until=datetime.fromtimestamp(-1, UTC))
 
 
-def test_R4_of_a_topic_that_was_made_anew_each_message_comes_once(shop: Shop) -> None:
-    """Two records stand at one offset: the message is the one that was there by then."""
+def test_R4_each_message_of_a_recreated_topic_comes_once(shop: Shop) -> None:
+    """Two records have one offset: the message is the one that the step read."""
     sent = [shop.bench.send({"n": n}) for n in range(3)]
     shop.consume()
     shop.recorded.write(shop.home)

@@ -1,4 +1,5 @@
-"""R1: the files that the tables' worker writes: rows as the codecs say, and true figures."""
+"""R1: the files that the tables' worker writes: rows as the codecs define them, and true
+statistics."""
 
 from __future__ import annotations
 
@@ -50,12 +51,12 @@ def written(
     home: Path, *batches: pa.RecordBatch,
     last: dict | None = None, stored: dict | None = None,
 ) -> list[tuple[str, Any]]:  # fmt: skip
-    """What the worker says of these batches."""
+    """The worker's report about these batches."""
     work = TableBatch(str(home / "tables"), NOW.timestamp(), last=last or {}, stored=stored or {})
     return [(table, json.loads(said)) for table, said in work.write(batches)]
 
 
-def test_what_delta_is_told_of_a_file_is_true(tmp_path: Path) -> None:
+def test_the_statistics_of_a_file_are_true(tmp_path: Path) -> None:
     rows = batch(
         message(5, b"one"), message(9, encode_run([b"x", b"yy"]), 2, lq='{"count":2}'),
         message(7, None, time=NOW - timedelta(milliseconds=1500)),
@@ -83,7 +84,7 @@ def stored(home: Path, table: str, file: dict) -> pa.Table:
 
 
 def committed(home: Path, said: list[tuple[str, Any]]) -> None:
-    """The files as tables, by another writer of Delta."""
+    """The files as tables, committed by another writer of Delta."""
     for table, file in said:
         place, rows = home / "tables" / table, stored(home, table, file)
         day = pa.repeat(pa.scalar(NOW.date()), len(rows))
@@ -104,8 +105,8 @@ LONG = "a-queue-whose-name-has-more-than-32-characters-"
 
 @pytest.mark.parametrize("lacks", ["nothing", "ends", "statistics"])
 def test_R1_rows_with_long_texts_are_found(tmp_path: Path, lacks: str) -> None:
-    """A reader leaves out a file if its statistics say that nothing in it can match. Earlier
-    versions wrote no minimum and maximum of a long text; others may write no statistics."""
+    """A reader skips a file if its statistics exclude a match. Earlier versions wrote no minimum
+    and maximum of a long text; others may write no statistics."""
     rows = batch(*(message(n, b"one", topic=f"{LONG}{n}") for n in range(3)), record(1))
     said = written(tmp_path, rows)[:-1]
     for table, file in said:
@@ -127,7 +128,7 @@ def test_R1_rows_with_long_texts_are_found(tmp_path: Path, lacks: str) -> None:
             assert lake.sql(f"SELECT count(*) FROM {asked}").fetchall() == [(count,)], asked
 
 
-def test_the_figures_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
+def test_the_statistics_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
     last = chr(sys.maxunicode)
     for text in ("x" * 33, "x" * 32, "é" * 40, last * 40, "x" * 32 + last + "y"):
         (_, file), _ = written(tmp_path, batch(message(5, b"one", topic=text)))
@@ -136,7 +137,7 @@ def test_the_figures_of_a_long_text_are_short_and_true(tmp_path: Path) -> None:
         assert len(figures["minValues"]["topic"]) <= 32
 
 
-def test_a_time_that_nobody_can_write_down_is_left_out_of_the_figures(tmp_path: Path) -> None:
+def test_a_time_without_a_text_form_is_left_out_of_the_statistics(tmp_path: Path) -> None:
     files = TableFiles(tmp_path, NOW.timestamp())
     times = pa.array([(1 << 63) - 1, -(1 << 62), None], pa.int64()).cast(
         MESSAGES.field("time").type
@@ -152,8 +153,8 @@ def test_a_time_that_nobody_can_write_down_is_left_out_of_the_figures(tmp_path: 
         ("topic", "partition", "offset"), 2) | {"time": 1}  # fmt: skip
 
 
-def test_R1_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    """Neither what the table has, nor what comes twice; who is no engine is passed over."""
+def test_R1_an_existing_step_is_not_written_again(tmp_path: Path) -> None:
+    """Neither a row of the table, nor a repeated record. Records of strangers are skipped."""
     stranger = {**record(9), "value": b"nonsense"}
     said = written(
         tmp_path, batch(record(4), record(5), record(5, part=1)),
@@ -169,8 +170,8 @@ def test_R1_a_step_that_is_there_is_not_written_again(tmp_path: Path) -> None:
     assert sorted(last) == [["b", "default", 9, 0], ["b", "other", 1, 0]]
 
 
-def test_R1_a_message_that_is_there_is_not_written_again(tmp_path: Path) -> None:
-    """But what a topic has that was made anew, with the same offsets, is younger."""
+def test_R1_an_existing_message_is_not_written_again(tmp_path: Path) -> None:
+    """A recreated topic has younger records at the same offsets."""
     later = NOW + timedelta(milliseconds=1)
     rows = batch(
         message(4, b"there"), message(5, b"anew", time=later), message(6, b"more"),
@@ -197,8 +198,8 @@ class Heard(Message):
         return self.headers_
 
 
-def test_a_record_of_kafka_is_a_row() -> None:
-    """Headers as the loop knows them; names that are no text as it refuses them."""
+def test_a_kafka_record_becomes_a_row() -> None:
+    """Headers as in the loop; names that are no text are refused as there."""
     run = encode_run([b"a", b"bb"])
     count = ("lq", b'{"count": 2}')
     found = records_of([
@@ -224,8 +225,8 @@ def test_a_record_of_kafka_is_a_row() -> None:
     }
 
 
-def test_runs_are_taken_apart_as_the_engine_does_it() -> None:
-    """Values that are runs, nearly runs, and none, with headers that are true, wrong or broken."""
+def test_batches_of_messages_are_split_as_in_the_engine() -> None:
+    """Batches, almost batches, and single messages, with headers that are true, wrong or broken."""
     dice = random.Random(20261123)
     records, wanted, first = [], {}, dict.fromkeys(range(600), 0)
     for offset in range(600):
@@ -262,12 +263,12 @@ def test_runs_are_taken_apart_as_the_engine_does_it() -> None:
     "{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"',
     '{"count":2,"x":%s}' % ("[" * 2_000 + "]" * 2_000),
 ])  # fmt: skip
-def test_what_says_no_count_is_no_run(lq: str) -> None:
+def test_a_record_without_a_count_is_no_batch(lq: str) -> None:
     assert run_of(lq.encode(), encode_run([b"a", b"b"])) is None
 
 
-def test_the_rows_of_a_day_stand_in_its_file(tmp_path: Path) -> None:
-    """Days out of range are in the nearest day that is allowed."""
+def test_each_row_is_in_the_file_of_its_day(tmp_path: Path) -> None:
+    """Days out of range are in the nearest allowed day."""
     rows = batch(*(message(n, b"%d" % n, time=NOW + timedelta(days=n)) for n in range(-2, 4)))
     by_day = {file["partitionValues"]["date"]: file for _, file in written(tmp_path, rows)[:-1]}
     assert sorted(by_day) == ["2026-03-03", "2026-03-04", "2026-03-05", "2026-03-06"]
@@ -292,10 +293,10 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[pa.RecordBatch]:
     return [batch(*(message(100 * k + n, bytes(500)) for n in range(20))) for k in range(5)]
 
 
-def test_what_delta_is_told_of_is_on_the_disk(
+def test_a_committed_file_is_complete_on_disk(
     parts: list[pa.RecordBatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it: a file has its end before it is asked for the last time."""
+    """The file is complete before its size is read for the last time."""
     synced: dict[Path, int] = {}
 
     def fsync(file: int) -> None:
@@ -319,7 +320,8 @@ def test_large_batches_are_written_in_parts(parts: list[pa.RecordBatch], tmp_pat
 
 
 def test_commands_and_steps_are_rows_of_their_own_tables(tmp_path: Path) -> None:
-    """What a stranger wrote to the log of steps is no row, and neither is what the table has."""
+    """A stranger's record on the log of steps becomes no row, nor does a step that the table
+    has."""
     now = round(NOW.timestamp() * 1000)
     step = steplog.encode(steplog.StepRecord(steplog.FORMAT, 7, now, 1, 0, 0, "code"))
     common = {"partition": 0, "time": NOW}

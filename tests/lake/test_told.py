@@ -1,4 +1,4 @@
-"""R1, R4: what views, `trace` and `replay` tell of an engine's life: see `told.txt`."""
+"""R1, R4: the answers of views, `trace` and `replay` about an engine's actions: see `told.txt`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCENARIOS = list(parse(Path(__file__).with_name("told.txt").read_text(), "told.t
 
 
 class Told(Runner):
-    """A scenario whose lines may also ask the tables."""
+    """A scenario whose lines may also query the tables."""
 
     def __post_init__(self) -> None:
         self.recorded = Recorded(self.connection.engine)
@@ -32,7 +32,7 @@ class Told(Runner):
         return [event for queue in found if queue["queue"] == "orders" for event in queue["life"]]
 
     def do_waited(self, line: Line) -> None:
-        """Every part of every time that a message of `orders` was ready."""
+        """Each interval in which a message of `orders` was ready."""
         parts = [
             part
             for event in self.life(line.words[1])
@@ -67,7 +67,7 @@ class Told(Runner):
         self.admin.edit(queue, headers=options(headers), ids=self.id_of(number))
 
     def do_take(self, line: Line) -> None:
-        """Receive and acknowledge all; the `n` of each."""
+        """Receive and acknowledge all; returns the `n` of each."""
         with self.connection.consumer(line.words[1], max_backlog=100, ack_mode="individual") as one:
             messages = drain(one)
             for message in messages:
@@ -95,7 +95,8 @@ class Told(Runner):
         assert [str(done.count), *refused] == line.expected
 
     def do_dry_run(self, line: Line) -> None:
-        """How many, and the first of them: their numbers, or what became of those without an id."""
+        """The count and the first of them: their numbers, or the outcomes of those without an
+        id."""
         found = self.replayed(line, dry_run=True)
         shown = [
             str(self.ids.index(one["id"]) + 1) if one["id"] else one["event"]
@@ -105,5 +106,5 @@ class Told(Runner):
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda one: one.name)
-def test_told(scenario: Scenario) -> None:
+def test_views_trace_and_replay_scenario(scenario: Scenario) -> None:
     Told(start()).check(scenario)

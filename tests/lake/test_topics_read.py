@@ -1,5 +1,5 @@
-"""A topic is not its name: what the tables read of one that was made anew, and of which rows they
-know that they have them (R1)."""
+"""A topic is more than its name: how the tables read a recreated one, and which of its rows they
+have already (R1)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER = "u", 0
 
 
 class Kafka:
-    """Topics with one partition each: their ids, and where they end."""
+    """Topics with one partition each: their ids and ends."""
 
     def __init__(self, **topics: tuple[str, int]) -> None:
         self.topics = topics
@@ -34,14 +34,14 @@ class Kafka:
 
 
 def scan(begin: int | None, end: int, **others: tuple[int, int]) -> Scan:
-    """Of the topic `t`, and of others."""
+    """A scan of the topic `t`, and of others."""
     begins = {} if begin is None else {PLACE: begin}
     begins |= {(name, 0): span[0] for name, span in others.items()}
     return Scan(begins, {PLACE: end} | {(n, 0): span[1] for n, span in others.items()}, None)
 
 
 class Reading(TopicsRead):
-    """With what it reports."""
+    """A reading and its reports."""
 
     def __init__(self, now: Any, rows: Rows) -> None:
         self.back: list[tuple[str, int]] = []
@@ -49,13 +49,13 @@ class Reading(TopicsRead):
 
 
 def read(topics: Reading, planned: Scan) -> dict[Any, tuple[int, int]]:
-    """A batch."""
+    """Read a batch."""
     ranges = topics.plan(planned)
     topics.read(ranges)
     return dict(ranges)
 
 
-def test_R1_what_spark_planned_is_read() -> None:
+def test_R1_the_ranges_planned_by_spark_are_read() -> None:
     topics = Reading(Kafka(t=("A", 9), u=("U", 3)), {})
     assert read(topics, scan(None, 5, u=(2, 3))) == {PLACE: (BEGINNING, 5), OTHER: (2, 3)}
     assert read(topics, scan(5, 9, u=(3, 3))) == {PLACE: (5, 9)}
@@ -74,15 +74,15 @@ def test_R1_a_topic_that_is_made_anew_is_read_from_its_beginning(end: int) -> No
 
 
 @pytest.mark.parametrize("now", [80, 30])
-def test_R1_also_where_no_query_ran_meanwhile(now: int) -> None:
+def test_R1_a_topic_recreated_while_no_query_ran_is_read_from_its_beginning(now: int) -> None:
     rows: Rows = {PLACE: {"A": (49, 1_000)}}
     topics = Reading(Kafka(t=("B", now)), rows)
     assert read(topics, scan(50, now)) == {PLACE: (BEGINNING, now)}
-    assert topics.stored == {}, "nothing of this topic is there"
+    assert topics.stored == {}, "no row is of this topic"
 
 
-def test_R1_what_spark_planned_of_the_old_topic_is_no_end_of_the_new_one() -> None:
-    """It was made anew between plan and batch, and has ten records by then."""
+def test_R1_a_range_planned_for_the_old_topic_does_not_limit_the_new_one() -> None:
+    """It was recreated between plan and batch, and has ten records by then."""
     kafka = Kafka(t=("A", 50))
     topics = Reading(kafka, {})
     read(topics, scan(0, 50))
@@ -90,11 +90,11 @@ def test_R1_what_spark_planned_of_the_old_topic_is_no_end_of_the_new_one() -> No
     assert read(topics, scan(50, 60)) == {PLACE: (BEGINNING, 10)}
     assert read(topics, scan(60, 30)) == {PLACE: (10, 30)}
     again = Reading(kafka, {PLACE: {"A": (49, 1), "B": (29, 2)}})
-    assert read(again, scan(60, 40)) == {PLACE: (30, 40)}, "the rows say where they end"
+    assert read(again, scan(60, 40)) == {PLACE: (30, 40)}, "the rows give their end"
 
 
-def test_R1_what_the_table_has_of_this_topic_is_known() -> None:
-    """The checkpoint is lost: all is read again, and what is there left out."""
+def test_R1_the_tables_rows_of_this_topic_are_not_read_again() -> None:
+    """The checkpoint is lost: everything is read again, and existing rows are left out."""
     topics = Reading(Kafka(t=("B", 40)), {PLACE: {"": (99, 5), "A": (79, 7), "B": (29, 9)}})
     ranges = topics.plan(scan(None, 40))
     assert ranges == {PLACE: (BEGINNING, 40)}
@@ -103,14 +103,14 @@ def test_R1_what_the_table_has_of_this_topic_is_known() -> None:
 
 
 def test_R1_rows_of_an_earlier_version_name_no_topic() -> None:
-    """Then only what is younger is taken for another topic's."""
+    """Then only younger records count as another topic's."""
     topics = Reading(Kafka(t=("A", 60)), {PLACE: {"": (49, 1_000)}})
     ranges = topics.plan(scan(None, 60))
     assert topics.may_be_stored(ranges) == {PLACE: (49, 1_000)}
 
 
 def test_R1_a_kafka_without_ids() -> None:
-    """A topic that ends before what was read was made anew."""
+    """A topic that ends before the position was recreated."""
     kafka = Kafka(t=("", 50))
     topics = Reading(kafka, {PLACE: {"": (19, 1_000)}})
     assert read(topics, scan(20, 50)) == {PLACE: (20, 50)}
@@ -120,7 +120,7 @@ def test_R1_a_kafka_without_ids() -> None:
     assert topics.may_be_stored(ranges) == {PLACE: (19, 1_000)}, "by its time"
 
 
-def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
+def test_R1_a_topic_recreated_during_a_read_is_read_again() -> None:
     kafka = Kafka(t=("A", 50))
     topics = Reading(kafka, {})
     ranges = topics.plan(scan(0, 50))
@@ -131,8 +131,8 @@ def test_R1_a_topic_that_is_made_anew_while_it_is_read_is_read_again() -> None:
         topics.read(ranges)
 
 
-def test_R1_a_kafka_that_lost_what_was_read_is_read_on_from_its_end() -> None:
-    """The topic is the same, so nothing of it is read again; and what was lost is reported."""
+def test_R1_a_kafka_that_lost_read_records_is_read_from_its_end() -> None:
+    """The topic is the same, so nothing of it is read again, and the loss is reported."""
     kafka = Kafka(t=("A", 50), u=("U", 3))
     topics = Reading(kafka, {PLACE: {"A": (19, 1_000)}})
     assert read(topics, scan(20, 50, u=(0, 3))) == {PLACE: (20, 50), OTHER: (0, 3)}
@@ -142,8 +142,9 @@ def test_R1_a_kafka_that_lost_what_was_read_is_read_on_from_its_end() -> None:
 
 
 @pytest.mark.parametrize("begin", [50, None], ids=["its checkpoint is there", "it is lost"])
-def test_R1_also_where_it_lost_them_while_no_query_ran(begin: int | None) -> None:
-    """Without a checkpoint all is read again, and only what is younger than the rows is new."""
+def test_R1_a_loss_while_no_query_ran_is_handled_alike(begin: int | None) -> None:
+    """Without a checkpoint everything is read again, and only records younger than the rows are
+    new."""
     topics = Reading(Kafka(t=("A", 33)), {PLACE: {"A": (49, 1_000)}})
     ranges = topics.plan(scan(begin, 33))
     if begin is None:
@@ -155,12 +156,12 @@ def test_R1_also_where_it_lost_them_while_no_query_ran(begin: int | None) -> Non
     assert (ranges, topics.may_be_stored(ranges)) == ({PLACE: (33, 40)}, {})
 
 
-def test_R1_a_topic_that_is_gone_is_not_read() -> None:
+def test_R1_a_deleted_topic_is_not_read() -> None:
     kafka = Kafka(u=("U", 3))
     assert read(Reading(kafka, {}), scan(5, 9, u=(0, 3))) == {OTHER: (0, 3)}
 
 
-def test_a_kafka_that_is_away_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_kafka_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = Kafka(t=("A", 5))
     kafka.is_away = True
     monkeypatch.setattr(topics_read.time, "sleep", lambda s: setattr(kafka, "is_away", False))

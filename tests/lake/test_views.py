@@ -1,7 +1,7 @@
-"""R1, R6: the views over the tables say what the engine says, and add up with the journal.
+"""R1, R6: the views over the tables agree with the engine, and add up with the journal.
 
-The scenarios are run in memory and their journal written as Delta files. No Spark:
-`tests/job/test_tables.py` does it on the real thing.
+The scenarios run in memory and their journal is written as Delta files. `tests/job/test_tables.py`
+does it with Spark.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SQL_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sql.md"
 
 
 def test_the_views_agree_after_all_scenarios(tmp_path: Path) -> None:
-    """One after the other on one engine, each with queues of its own; but for those that foresee an
-    id. Consumers stay until time moves: it would move slowly for very many."""
+    """All on one engine, each with its own queues, except those that expect certain ids. Consumers
+    stay until time moves: with very many it would move slowly."""
     connection = start()
     connection.engine.checking = False
     recorded = Recorded(connection.engine)
@@ -41,7 +41,7 @@ def test_the_views_agree_after_all_scenarios(tmp_path: Path) -> None:
         runner = Runner(connection, rename=f"s{number}/{{}}".format)
         runner.check(scenario)
         consumers += runner.consumers.values()
-        runner.producer.close()  # the engine's clock would look after each of them
+        runner.producer.close()  # otherwise the engine's clock would visit each of them
     with open_lake(recorded.write(tmp_path)) as lake:
         assert queued_agrees(lake, connection.admin()) > 100
         assert lifecycle_adds_up(lake, connection.engine.journal()) > 400
@@ -49,7 +49,7 @@ def test_the_views_agree_after_all_scenarios(tmp_path: Path) -> None:
 
 
 def test_the_states_are_those_of_the_table() -> None:
-    """What the views read from the table, written down once more by hand."""
+    """The mapping that the views read from the table, written once more by hand."""
     assert states_after() == {
         "spooled": {READY, DELAYED}, "canceled": {READY, DELAYED},
         "delivered": {LEASED}, "redelivered": {LEASED}, "renewed": {LEASED},
@@ -75,10 +75,11 @@ JOIN journal j USING (topic, "partition", "offset", item) WHERE j.event = 'spool
 
 
 @pytest.mark.parametrize("age_s", [-3_600, 3_600], ids=["older", "younger"])
-def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
+def test_R1_messages_of_two_topics_of_one_name_stay_apart(
     bench: Bench, recorded: Recorded, tmp_path: Path, age_s: int
 ) -> None:
-    """Two records stand at one offset; the page `sql` has a line for that, which is taken here."""
+    """Two records have one offset; the page `sql` has a query for that case, which this test
+    runs."""
     bench.define()
     sent = {bench.send({"n": n}): b'{"n": %d}' % n for n in range(4)}
     home = recorded.write(tmp_path)
@@ -101,7 +102,7 @@ def test_R1_of_two_topics_of_one_name_each_message_is_of_its_own(
             assert (published["bytes"], published["time"]) == (len(payload), own[0]["time"])
 
 
-def test_X5_X6_a_dead_message_says_of_what_until_it_is_redriven(
+def test_X5_X6_a_dead_message_names_its_reason_until_redriven(
     bench: Bench, recorded: Recorded
 ) -> None:
     bench.define(dead_message_queue="dead", expiration="1s")
@@ -121,8 +122,9 @@ def test_X5_X6_a_dead_message_says_of_what_until_it_is_redriven(
         assert dead["published_at"] == orders["published_at"] == orders["entered_at"]
 
 
-def test_published_is_the_records_own_time(bench: Bench, recorded: Recorded) -> None:
-    """A message that waited in Kafka before the engine took it; a run has one record for all."""
+def test_published_is_the_records_time(bench: Bench, recorded: Recorded) -> None:
+    """A message that waited in Kafka before the engine took it. A batch has one record for all its
+    messages."""
     bench.define()
     bench.engine.publish("orders", b'{"n": 1}', None, [], timestamp=bench.engine.now - 7000)
     for future in [bench.producer.send_async("orders", b"{}") for _ in range(3)]:
@@ -153,8 +155,8 @@ def test_consumers_come_and_go(bench: Bench, recorded: Recorded) -> None:
         assert found[1]["unsubscribed_at"] is None
 
 
-def test_times_without_an_end_and_far_away(bench: Bench, recorded: Recorded) -> None:
-    """A delivery time that no calendar has stands as the end of the last one."""
+def test_unlimited_and_far_times(bench: Bench, recorded: Recorded) -> None:
+    """A delivery time beyond the calendar becomes the end of its last day."""
     bench.define()
     bench.engine.publish("orders", b"{}", None, [("lq", b'{"deliver_at": 9007199254740991}')])
     with recorded.lake() as lake:
@@ -171,8 +173,8 @@ def test_empty_tables_have_no_rows(recorded: Recorded, bench: Bench) -> None:
         assert [row["queue"] for row in rows(lake, "FROM queues")] == ["orders"]
 
 
-def test_H4_a_message_that_went_to_another_broker_is_there_once() -> None:
-    """Each broker numbers its own steps: what it says of a message is in its own order."""
+def test_H4_a_message_that_changed_brokers_appears_once() -> None:
+    """Each broker numbers its own steps: its rows about a message are in its own order."""
     config = {
         "brokers": ["a", "b"],
         "queues": [{"name": "orders", "message_type": "json", "max_per_subscription_backlog": 9}],
@@ -205,7 +207,7 @@ def story(recorded: Recorded, number: str) -> dict[str, Any]:
         return trace(lake, number)
 
 
-def test_L12_a_delay_is_no_waiting(bench: Bench, recorded: Recorded) -> None:
+def test_L12_a_delay_does_not_count_as_waiting(bench: Bench, recorded: Recorded) -> None:
     bench.define()
     number = bench.send(delay="5s")
     bench.advance("6s")
@@ -245,12 +247,12 @@ def test_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", "0", "1.5", str(1 << 64)])
-def test_no_message_id(wrong: str) -> None:
+def test_something_that_is_no_message_id(wrong: str) -> None:
     with pytest.raises(ConfigError, match="no message id"):
         trace(None, wrong)
 
 
-def test_no_such_message(bench: Bench, recorded: Recorded) -> None:
+def test_an_unknown_message(bench: Bench, recorded: Recorded) -> None:
     bench.define()
     with pytest.raises(LakequeueError, match="know no message 12345"):
         story(recorded, "12345")
