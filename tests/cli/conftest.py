@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Fixtures of the command line's tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from memory_shell import Engine
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's own settings do not reach the tests."""
+    """Remove the developer's own settings from the environment."""
     for name in [name for name in os.environ if name.startswith("LAKEQUEUE_")]:
         monkeypatch.delenv(name)
 

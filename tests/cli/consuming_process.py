@@ -1,7 +1,7 @@
 """A process that consumes from an engine in memory: `python consuming_process.py COUNT ARGUMENT…`.
 
-COUNT messages are sent to the queue `orders` before; at the end standard error has a line of JSON
-with the command's exit status and what is left in the queue.
+It first sends COUNT messages to the queue `orders`. At the end it writes a line of JSON to standard
+error, with the command's exit status and the messages left in the queue.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ _names = count()
 
 
 def run(*arguments: str, stdin: str | bytes | None = None) -> Result:
-    """The command line with these words."""
+    """Run the command line with these arguments."""
     return CliRunner().invoke(main, list(arguments), input=stdin, catch_exceptions=False)
 
 
 class Engine:
-    """An engine of its own; `run` gives commands its address."""
+    """An engine of its own; `run` passes its address to commands."""
 
     def __init__(self, config: dict[str, Any] | None = None) -> None:
         self.url = f"memory://shell-{next(_names)}"

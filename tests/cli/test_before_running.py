@@ -1,4 +1,5 @@
-"""What `up`, `run` and `submit` look at before they start an engine, each told in one sentence."""
+"""The checks of `up`, `run` and `submit` before they start an engine; each failure is one
+sentence."""
 
 from __future__ import annotations
 
@@ -31,12 +32,12 @@ HEARD = {"process": 17, "host": "engine-1", "home": "/data/lakequeue"}
 
 @pytest.fixture
 def listening() -> Iterator[str]:
-    """An address where something listens."""
+    """An address with a listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
+def test_an_unreachable_spark_master(listening: str, tmp_path: Path) -> None:
     master, home = f"spark://127.0.0.1:{free_port()}", tmp_path / "home"
     at = ("--bootstrap", listening, "--home", str(home), "--master", master)
     for command in ("run", "submit"):
@@ -45,14 +46,14 @@ def test_a_master_that_is_not_there(listening: str, tmp_path: Path) -> None:
         (line,) = result.stderr.splitlines()
         assert line.startswith(f"No Spark master answers ({master.removeprefix('spark://')}: ")
         assert not home.exists()
-    assert run("submit", *at, "--print").exit_code == 0  # it may be there where that is run
+    assert run("submit", *at, "--print").exit_code == 0  # it may exist where the job runs
 
 
-def test_port_0_is_a_free_one_although_another_program_took_the_homes(tmp_path: Path) -> None:
+def test_port_0_finds_a_free_port_when_the_homes_port_is_taken(tmp_path: Path) -> None:
     had, kafka = free_port(), tmp_path / "kafka"
     kafka.mkdir()
     (kafka / PORTS_FILE).write_text(json.dumps({"port": had}))
-    assert before_running._port(tmp_path, 0) == 0, "the one it had"
+    assert before_running._port(tmp_path, 0) == 0, "the port of the earlier run"
     for damaged in ("[1]", "5", "{", "[[1, 2]]"):
         (kafka / "other").mkdir(exist_ok=True)
         (kafka / "other" / PORTS_FILE).write_text(damaged)
@@ -83,7 +84,7 @@ def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:
     ("command", "name"),
     [("up", "monitor_port"), ("up", "metrics_port"), ("run", "metrics_port")],
 )
-def test_a_port_that_another_program_has(
+def test_a_port_taken_by_another_program(
     command: str, name: str, listening: str, tmp_path: Path
 ) -> None:
     port, home = listening.rpartition(":")[2], tmp_path / "home"
@@ -100,14 +101,14 @@ def test_a_port_that_another_program_has(
     assert command == "run" or not home.exists()
 
 
-def test_a_port_is_no_matter_where_none_or_any_is_asked_for() -> None:
+def test_no_port_check_without_a_port_or_with_port_0() -> None:
     check_ports({"lakequeue.monitor_port": "0", "lakequeue.metrics_port": "-1"}, *PORTS)
     check_ports({}, *PORTS)
 
 
 @pytest.fixture
 def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is heard by VPN; of others nobody ever said anything."""
+    """The reports of engines by VPN; other VPNs have none."""
     heard: dict[str, Any] = {}
 
     def listen(place: str, vpn: str, wait_s: float) -> dict[str, Any] | None:
@@ -119,20 +120,22 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return heard
 
 
-def test_a_new_home_is_refused_where_an_engine_lives(
+def test_a_second_home_on_a_running_engines_kafka_is_refused(
     engines: dict[str, Any], tmp_path: Path
 ) -> None:
     configuration = parse_configuration(TWO_VPNS)
     check_alone("kafka:9092", tmp_path, configuration)
-    engines["two"] = None  # its topics are there, and nobody says that he lives
+    engines["two"] = None  # its topics exist, and no engine reports
     check_alone("kafka:9092", tmp_path, configuration)
     engines["two"] = HEARD
     said = r"'two' on this Kafka already \(process 17 on engine-1, home /data/lakequeue\), and .*"
     with pytest.raises(EnvironmentFault, match=said + "is a new home"):
         check_alone("kafka:9092", tmp_path, configuration)
     about = tmp_path / "lakequeue.json"
-    about.write_text(json.dumps({"epoch": 17}))  # a start that failed, as when a port was taken
+    about.write_text(json.dumps({"epoch": 17}))  # a failed start, for example when a port was taken
     with pytest.raises(EnvironmentFault, match=said + "is a new home"):
         check_alone("kafka:9092", tmp_path, configuration)
-    about.write_text(json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}}))  # its locks speak
+    about.write_text(
+        json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}})
+    )  # its locks report it
     check_alone("kafka:9092", tmp_path, configuration)

@@ -1,4 +1,5 @@
-"""What transcripts cannot show of the commands: options of all, addresses, streams and signals."""
+"""Behaviour of commands that transcripts cannot show: common options, addresses, streams and
+signals."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def engine() -> Iterator[Engine]:
 
 
 def options_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
-    """Every command, and each of its options that takes this kind of number."""
+    """Every command, with each of its options of this numeric type."""
     top = click.Context(main)
     commands = {(name,): main.get_command(top, name) for name in COMMANDS}
     bench = commands[("bench",)]
@@ -59,7 +60,7 @@ COUNTS_OF_BENCHES = [n for n in options_of(click.types.IntParamType) if n[0] == 
 # ---------------------------------------------------------------- numbers
 
 
-def test_there_are_numbers_to_give() -> None:
+def test_commands_with_numeric_options_exist() -> None:
     assert len(WITH_FRACTIONS) >= 6
     assert len(COUNTS_OF_BENCHES) > 20
 
@@ -70,7 +71,7 @@ def test_there_are_numbers_to_give() -> None:
     + [(words, value) for words in COUNTS_OF_BENCHES for value in ("0", "-1")],
     ids=str,
 )
-def test_a_number_that_cannot_be_meant_is_refused_before_anything_is_done(
+def test_senseless_numbers_are_refused_before_anything_happens(
     words: tuple[str, ...], value: str
 ) -> None:
     result = run(*words, value)
@@ -94,7 +95,7 @@ def test_a_number_that_cannot_be_meant_is_refused_before_anything_is_done(
         ("replay orders --where '/a >' --yes", "where: '/a >' – must be an expression"),
     ],
 )
-def test_a_wrong_value_is_refused_before_kafka_is_asked(words: str, why: str) -> None:
+def test_a_wrong_value_is_refused_before_kafka_is_contacted(words: str, why: str) -> None:
     result = run(*shlex.split(words), "--url", "kafka://127.0.0.1:1")
     assert result.exit_code == 2
     assert why in result.stderr
@@ -105,7 +106,7 @@ PATHS = [words for words in options_of(click.Path) if words[-1] not in FILES]
 
 
 @pytest.mark.parametrize("words", PATHS, ids=str)
-def test_an_empty_path_is_not_this_directory(words: tuple[str, ...]) -> None:
+def test_an_empty_path_does_not_mean_the_current_directory(words: tuple[str, ...]) -> None:
     result = run(*words, "")
     assert result.exit_code == 2
     assert f"Invalid value for '{words[-1]}'" in result.stderr
@@ -116,7 +117,7 @@ def test_an_empty_path_is_not_this_directory(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c != "bench"])
-def test_help_teaches_with_an_example_and_variables(command: str) -> None:
+def test_help_has_an_example_and_the_variables(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
     assert f"  lakequeue {command}" in result.stdout
@@ -143,7 +144,7 @@ def test_unknown_command(typed: str, meant: str | None) -> None:
 # ---------------------------------------------------------------- addresses
 
 
-def test_a_home_tells_the_address(engine: Engine, tmp_path: Path) -> None:
+def test_a_home_gives_the_address(engine: Engine, tmp_path: Path) -> None:
     (tmp_path / "address").write_text(engine.url + "\n")
     result = run("queues", "--home", str(tmp_path), "--json")
     assert [queue["name"] for queue in json.loads(result.stdout)] == ["orders", "small"]
@@ -156,7 +157,7 @@ def test_the_url_from_the_environment(engine: Engine, monkeypatch: pytest.Monkey
     assert run("queues", "--home", "elsewhere").exit_code == 3
 
 
-def test_a_traceback_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traceback_is_printed_only_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEQUEUE_DEBUG", "1")
     with pytest.raises(lakequeue.ConfigError):
         run("queues", "--url", "http://there")
@@ -176,7 +177,7 @@ def test_a_traceback_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
         (("--header", "lq=1"), "headers: 'lq'"),
         (("--header", "x"), "--header"),
         (("--priority", "256"), "256"),
-        # Of bytes that are no text, the shell's Python makes half a surrogate each.
+        # The shell's Python decodes bytes that are no text as lone surrogates.
         (("--header", "x=\udcff"), "headers['x']: '\\udcff' – allowed"),
         (("--header", "\udcff=x"), "\\udcff' – allowed"),
         (("--key", "\udcff"), "key: '\\udcff' – allowed"),
@@ -185,14 +186,14 @@ def test_a_traceback_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> 
 def test_publish_refuses_a_wrong_option(
     engine: Engine, options: tuple[str, ...], named: str, stdin: str
 ) -> None:
-    """A script that has nothing to send today learns it today."""
+    """A script with nothing to send today learns of its mistake today."""
     result = engine.run("publish", "orders", *options, stdin=stdin)
     assert (result.exit_code, result.stdout) == (2, "")
     assert named in result.stderr
     assert engine.depth("orders") == 0
 
 
-def test_publish_without_input_is_right_but_not_without_a_queue(engine: Engine) -> None:
+def test_publish_accepts_empty_input_but_needs_a_queue(engine: Engine) -> None:
     assert engine.run("publish", "orders", stdin="").exit_code == 0
     assert engine.run("publish", "", stdin="").exit_code == 2
 
@@ -201,7 +202,7 @@ def test_publish_without_input_is_right_but_not_without_a_queue(engine: Engine) 
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encoding: str) -> None:
+def test_a_terminal_without_a_character_gets_its_code(engine: Engine, encoding: str) -> None:
     engine.send("orders", '{"name": "☃"}'.encode())
     for command in ("browse", "queues"):
         shell = CliRunner(charset=encoding)
@@ -220,10 +221,10 @@ def test_a_terminal_that_lacks_a_character_gets_its_number(engine: Engine, encod
         (">&-", "consume orders --timeout 0 --exec cat", 0, ""),
     ],
 )
-def test_a_closed_standard_stream_is_a_sentence_where_it_is_needed(
+def test_a_closed_standard_stream_is_an_error_where_it_is_needed(
     tmp_path: Path, closed: str, command: str, status: int, stream: str
 ) -> None:
-    """A consumer without an output would acknowledge what nobody gets."""
+    """A consumer without an output would acknowledge messages that nobody gets."""
     (tmp_path / "q.yaml").write_text("queues: [{name: orders, message_type: text}]")
     program = f"{sys.executable} -m lakequeue.cli {command} --url memory://?config=q.yaml {closed}"
     ended = subprocess.run(
@@ -234,7 +235,7 @@ def test_a_closed_standard_stream_is_a_sentence_where_it_is_needed(
     assert ended.stderr == said if stream else "should not" not in ended.stderr
 
 
-def test_a_question_without_standard_input_is_not_asked(
+def test_no_question_is_asked_without_standard_input(
     shell: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
@@ -256,7 +257,7 @@ def test_a_question_without_standard_input_is_not_asked(
         ([1, 1], [1, 1, 1], [1]),
     ],
 )
-def test_what_is_newer(before: list[int], now: list[int], new: list[int]) -> None:
+def test_only_newer_events_are_printed(before: list[int], now: list[int], new: list[int]) -> None:
     given = [[{"n": n} for n in numbers] for numbers in (before, now, new)]
     assert newer(given[0], given[1]) == given[2]
 
@@ -280,7 +281,7 @@ def test_events_are_followed_until_a_signal(engine: Engine) -> None:
     ]  # fmt: skip
 
 
-def test_an_event_has_its_time(engine: Engine) -> None:
+def test_an_event_shows_its_time(engine: Engine) -> None:
     (first, _) = map(json.loads, engine.run("events", "--json").stdout.splitlines())
     assert (first["event"], first["queue"]) == ("defined", "orders")
     assert first["time"] == engine.connection.now().isoformat()

@@ -1,4 +1,4 @@
-"""`lakequeue consume` as a process: no message is acknowledged that nobody took."""
+"""`lakequeue consume` as a process: it acknowledges only messages that its reader took."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ def start(messages: int, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def ended(process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """What is left when the process has ended."""
+    """The messages left when the process has ended."""
     _, said = process.communicate(timeout=90)
     return json.loads(said.splitlines()[-1])
 
 
 def left(status: int, depth: int, acknowledged: int = 0, attempts: int = 0) -> dict[str, int]:
-    """What is left when nothing is leased; what was only prefetched was not tried (L5)."""
+    """The messages left when nothing is leased; prefetched ones count no attempt (L5)."""
     found = {"status": status, "depth": depth, "leased": 0, "acknowledged": acknowledged}
     return found | {"attempts": attempts}
 
 
 def wait_until_written(process: subprocess.Popen[bytes]) -> None:
-    """Until something lies in the pipe, and what writes has had time to think it taken."""
+    """Wait until the pipe has data, and the writer has had time to count it as read."""
     assert process.stdout is not None
     deadline = time.monotonic() + 90
     while fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)) == bytes(4):
-        assert process.poll() is None, "it has ended, and printed nothing"
+        assert process.poll() is None, "it ended without printing anything"
         assert time.monotonic() < deadline, "nothing was printed"
         time.sleep(0.01)
     time.sleep(0.1)
@@ -65,7 +65,7 @@ def test_l1_a_reader_that_reads_all_gets_all() -> None:
     assert json.loads(said)["depth"] == 0
 
 
-def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
+def test_l1_messages_a_slow_reader_has_not_read_return_to_the_queue() -> None:
     process = start(3)
     wait_until_written(process)
     process.send_signal(signal.SIGTERM)
@@ -74,7 +74,7 @@ def test_l1_what_a_slow_reader_has_not_taken_goes_back() -> None:
     assert said == left(status=0, depth=3, attempts=said["attempts"])
 
 
-def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
+def test_consume_ends_with_its_reader_although_no_message_comes() -> None:
     process = start(1)
     assert process.stdout.readline() == b"0\n"
     process.stdout.close()
@@ -82,10 +82,10 @@ def test_it_ends_when_the_reader_goes_although_nothing_comes() -> None:
     assert said == left(status=BROKEN_PIPE, depth=0, acknowledged=1)
 
 
-def test_l1_what_was_read_is_taken_although_the_reader_went_at_once(
+def test_l1_messages_read_before_the_reader_exits_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It reads and goes between the look at what is unread and the look at who reads."""
+    """It reads and exits between the check of unread bytes and the check for readers."""
     there, here = os.pipe()
     looks = iter((2, 0))
 
@@ -115,7 +115,7 @@ def test_l1_what_was_read_is_taken_although_the_reader_went_at_once(
 def test_no_header_keeps_a_command_from_starting(
     shell: Engine, headers: dict[str, str], left_out: str, tmp_path: Path
 ) -> None:
-    """Else a publisher could end each worker that gets its message, again and again."""
+    """Otherwise a publisher could end each worker that gets its message, again and again."""
     shell.admin.define({"name": "orders", "message_type": "binary"})
     said = tmp_path / "said"
     shell.connection.producer().send("orders", b"1", headers=headers)
@@ -126,7 +126,7 @@ def test_no_header_keeps_a_command_from_starting(
 
 
 def test_ctrl_c_lets_a_running_command_end(tmp_path: Path) -> None:
-    """Also twice, as `timeout` sends its signal."""
+    """Also when pressed twice, as `timeout` sends its signal."""
     started, told, finished = tmp_path / "started", tmp_path / "told", tmp_path / "finished"
     command = f"touch {started}; until test -e {told}; do sleep 0.1; done; touch {finished}"
     process = start(10, "--exec", command, "--max-backlog", "10")
@@ -173,8 +173,8 @@ def test_json_has_all_of_a_message(shell: Engine) -> None:
     assert (second["key"], second["key_encoding"]) == ("/w==", "base64")
 
 
-def test_a_goodbye_that_nobody_reads_is_an_orderly_end(tmp_path: Path) -> None:
-    """`lakequeue up --json | head -1` reads the addresses and goes."""
+def test_up_ends_cleanly_when_nobody_reads_its_output(tmp_path: Path) -> None:
+    """`lakequeue up --json | head -1` reads the addresses and exits."""
     code = (
         "import time; from pathlib import Path\n"
         "from lakequeue.cli.service import goodbye\n"

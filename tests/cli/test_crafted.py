@@ -1,5 +1,5 @@
-"""Names, headers and texts that somebody crafted, wherever the command line prints or exports them:
-a terminal obeys none of them, a table shows them as they are, a spreadsheet computes nothing."""
+"""Crafted names, headers and texts, wherever the command line prints or exports them: a terminal
+obeys none of them, a table shows them unchanged, a spreadsheet computes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lakequeue.lake import open_lake, trace
 from memory_shell import Engine
 from rules.harness import drain
 
-# What a queue's name may be; and, with what is no name, what a consumer's, a reason's, a header's.
+# Possible names of a queue; and other texts, for a consumer, a reason, a header.
 NAMES = [
     "../../etc/passwd", "=HYPERLINK(0,1)", "[red]markup[/red]", "<b>&amp;</b>", "+1+1", "%s%n",
     "\N{RIGHT-TO-LEFT MARK}\N{SNOWMAN}", "@SUM(A1)", "-2+3", "x" * 200, "'; drop table t;--",
@@ -44,12 +44,12 @@ def test_a_queues_name_is_shown_as_it_is(shell: Engine, name: str) -> None:
     for command in (["queues"], ["events"], ["queues", *([name] if name[0] != "-" else [])]):
         out = shell.run(*command).stdout
         assert_harmless(out)
-        assert shown in out or len(name) > 100  # a column is not as wide
+        assert shown in out or len(name) > 100  # a column is narrower
     assert shell.json("queues")[0]["name"] == name
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: str) -> None:
+def test_texts_of_consumers_are_escaped(shell: Engine, text: str) -> None:
     shell.admin.define({"name": "q", "message_type": "text", "dead_message_queue": "dead"})
     shell.admin.define({"name": "dead", "message_type": "text"})
     producer = shell.connection.producer()
@@ -60,14 +60,16 @@ def test_what_consumers_say_does_not_speak_to_the_terminal(shell: Engine, text: 
     message.reject(reason=text)
     for command in (["queues"], ["queues", "q"], ["events"], ["browse", "q"], ["browse", "dead"]):
         assert_harmless(shell.run(*command).stdout)
-    assert shell.json("browse", "q")  # one line of JSON, whatever is in it
+    assert shell.json("browse", "q")  # one line of JSON, whatever it contains
     for command in (["queues"], ["queues", "q"], ["events"], ["browse", "dead"]):
         assert_harmless(shell.run(*command, "--json").stdout)
     assert shell.json("browse", "dead")["headers"]["k"] == text
 
 
 @pytest.mark.parametrize("time", ["²", "soon", "9" * 30, "9" * 5_000, "-1"])
-def test_a_living_message_does_not_say_that_it_is_dead(shell: Engine, time: str) -> None:
+def test_a_living_message_with_dead_message_headers_is_shown_as_living(
+    shell: Engine, time: str
+) -> None:
     shell.admin.define({"name": "q", "message_type": "text"})
     headers = {"lq-dead-time": time, "lq-dead-reason": "expired", "k": "v"}
     shell.connection.producer().send("q", b"x", headers=headers)
@@ -81,7 +83,7 @@ def test_a_living_message_does_not_say_that_it_is_dead(shell: Engine, time: str)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_brokers_say_it_plainly(text: str) -> None:
+def test_broker_commands_escape_names(text: str) -> None:
     one = {"name": text, "number": 1, "state": "failed", "worker": text, "steps": 1, "load": None,
            "why": text, "group": text}  # fmt: skip
     out = console()
@@ -117,15 +119,15 @@ def test_no_cell_of_an_export_is_a_formula(home: Path) -> None:
     found = {cell for row in rows[1:] for cell in row[:4]}
     assert not {cell for cell in found if cell[:1] in tuple("=+-@\t\r")}
     assert {"'=HYPERLINK(0,1)", "'+1+1", "'@SUM(A1)", "'-2+3"} <= found
-    assert {row[4] for row in rows[1:]} == {"-1"}  # numbers are numbers
+    assert {row[4] for row in rows[1:]} == {"-1"}  # numbers stay numbers
     assert {row[5] for row in rows[1:]} == {"-0.5"}
     told = [json.loads(line) for line in asked(home, "sql", query, "--json").splitlines()]
     assert {"=HYPERLINK(0,1)", "-2+3"} <= {row["reason"] or row["queue"] for row in told} | {
         row["queue"] for row in told
-    }  # programs get what was said
+    }  # programs get the unchanged text
 
 
-def test_tables_and_lives_are_harmless(home: Path) -> None:
+def test_tables_and_traces_are_escaped(home: Path) -> None:
     for asked_for in (["sql", "select * from journal"], ["trace", "1"]):
         assert_harmless(asked(home, *asked_for))
         assert_harmless(asked(home, *asked_for, "--json"))
@@ -135,7 +137,7 @@ def test_tables_and_lives_are_harmless(home: Path) -> None:
 
 
 @pytest.mark.parametrize("number", ["9" * 5_000, "²", "-1", "0", "1.5", "\x1b[31m1"])
-def test_what_is_no_message_id_is_said_in_a_sentence(home: Path, number: str) -> None:
+def test_an_invalid_message_id_is_reported_in_a_sentence(home: Path, number: str) -> None:
     done = CliRunner().invoke(main, ["trace", "--home", str(home), "--", number])
     assert done.exit_code == 2, done.output
     assert "is no message id" in done.stderr
@@ -143,10 +145,10 @@ def test_what_is_no_message_id_is_said_in_a_sentence(home: Path, number: str) ->
     assert_harmless(done.stderr)
 
 
-SPOKEN = "\N{RIGHT-TO-LEFT OVERRIDE}[red]gnp[/red]"  # a queue may be called so
+SPOKEN = "\N{RIGHT-TO-LEFT OVERRIDE}[red]gnp[/red]"  # a queue may have this name
 
 
-def test_what_a_command_did_is_told_harmlessly(shell: Engine) -> None:
+def test_results_of_commands_are_escaped(shell: Engine) -> None:
     for keys in ({"name": SPOKEN, "dead_message_queue": "dead"}, {"name": "dead"}):
         shell.admin.define({"message_type": "text", "max_spool_messages": 1, **keys,
                             "underlying_topic": f"t{len(keys)}"})  # fmt: skip
@@ -165,8 +167,8 @@ def test_what_a_command_did_is_told_harmlessly(shell: Engine) -> None:
     assert_harmless(refused + shell.run("publish", "nowhere", stdin="y\n").stderr)
 
 
-def test_a_far_queues_name_is_no_markup(shell: Engine) -> None:
-    """Who runs the other home says what its queues are called."""
+def test_a_far_queues_name_is_escaped(shell: Engine) -> None:
+    """The names come from whoever runs the other home."""
     with lakequeue.connect("memory://crafted-far") as far:
         there = {"name": "out", "from": shell.url, "to": "broker-0", "subscriptions": ["a/>"]}
         far.admin().bridge(there)

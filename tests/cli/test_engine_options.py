@@ -1,4 +1,4 @@
-"""The options that `up` and `run` share, and what `--url` takes."""
+"""The common options of `up` and `run`, and the values of `--url`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_accept_other_kafka_is_a_setting() -> None:
     assert EngineSettings(engine_settings((), None, accept=True)).accepts_other_kafka
 
 
-def test_two_triggers_contradict_each_other() -> None:
+def test_two_triggers_are_refused() -> None:
     both = ("lakequeue.trigger=real-time",)
     assert engine_settings(both, "real-time") == {"lakequeue.trigger": "real-time"}
     with pytest.raises(click.UsageError, match="--trigger micro-batch and --set"):
@@ -49,7 +49,7 @@ def test_two_triggers_contradict_each_other() -> None:
         ("memory://x", "memory://x"),
     ],
 )
-def test_an_address_alone_is_kafkas(given: str, url: str) -> None:
+def test_an_address_without_a_scheme_is_kafkas(given: str, url: str) -> None:
     with click.Context(click.Command("x")).scope():
         assert EngineCall(given).find() == url
 
@@ -68,8 +68,8 @@ def test_every_wrong_setting_is_named_with_what_is_allowed() -> None:
     assert trigger.endswith("one of real-time, micro-batch")
 
 
-def test_settings_that_are_read_are_known() -> None:
-    """What the code asks for by name may be set, and stands in the reference."""
+def test_every_setting_in_the_code_is_documented() -> None:
+    """Settings that the code reads by name may be set, and are in the reference."""
     rooms = Path(lakequeue.__file__).parent
     code = "".join(
         p.read_text() for room in ("streaming", "cli") for p in (rooms / room).glob("*.py")

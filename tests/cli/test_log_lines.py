@@ -1,4 +1,4 @@
-"""The log as lines: for people, and one JSON object an event for programs."""
+"""The log as lines: sentences for people, one JSON object an event for programs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_an_event_is_a_line_of_json(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [line["message"] for line in kept] == ["it failed", "a library's"]
 
 
-def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_event_is_a_sentence_for_people(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with logging_to(tmp_path / "spark.log"):
         log.info("message 17 died", extra={"fields": FIELDS})
         log.debug("too much")
@@ -56,7 +58,7 @@ def test_people_read_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (tmp_path / "spark.log").read_text().endswith("a library's\n")
 
 
-def test_there_are_two_formats() -> None:
+def test_an_unknown_log_format_is_refused() -> None:
     assert EngineSettings({"lakequeue.log_format": "json"}).log_format == "json"
     with pytest.raises(ConfigError, match=r"log_format: 'xml' – one of text, json"):
         EngineSettings({"lakequeue.log_format": "xml"})

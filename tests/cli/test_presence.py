@@ -1,4 +1,4 @@
-"""Which of Kafka, engine and queue is not there, beyond `transcripts/presence.txt`."""
+"""Messages about a missing Kafka, engine or queue, beyond `transcripts/presence.txt`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def row(name: str, *arguments: str) -> tuple[dict[str, Any], int]:
 
 @pytest.fixture
 def nowhere() -> str:
-    """An address where nothing listens."""
+    """An address without a listening socket."""
     return f"kafka://127.0.0.1:{free_port()}"
 
 
@@ -47,7 +47,7 @@ def test_a_home_whose_lock_is_held(nowhere: str, tmp_path: Path) -> None:
 
 
 def test_a_home_that_is_starting(tmp_path: Path) -> None:
-    """Who starts it is not told to start it."""
+    """The advice is not to start it."""
     (tmp_path / "tables").mkdir()
     tables = TablesLock(tmp_path / "tables")
     tables.take()
@@ -57,7 +57,7 @@ def test_a_home_that_is_starting(tmp_path: Path) -> None:
     assert f"The home {tmp_path} is in use by a process that is starting" in result.stderr
 
 
-def test_doctor_fails_only_where_something_was_said_to_run(
+def test_doctor_fails_only_for_what_should_run(
     nowhere: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -70,8 +70,8 @@ def test_doctor_fails_only_where_something_was_said_to_run(
     assert (found["ok"], status) == (False, 1)
 
 
-def test_doctor_names_a_configuration_that_cannot_be_read(tmp_path: Path) -> None:
-    """And does not leave out, without a word, what needs one."""
+def test_doctor_names_an_unreadable_configuration(tmp_path: Path) -> None:
+    """It also lists the checks that were skipped for that reason."""
     file = tmp_path / "queues.yaml"
     found, status = row("configuration", "--config", str(file), "--master", "local[4]")
     assert (found["ok"], status) == (False, 1)
@@ -87,8 +87,8 @@ def test_doctor_on_a_home_that_has_not_been_started(tmp_path: Path) -> None:
     assert "Nothing runs at the home" in found["found"]
 
 
-def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
-    """Neither by `doctor` nor by a command that finds nothing there; each says what to do."""
+def test_a_refused_home_comes_with_its_reason_not_with_advice_to_start_it(tmp_path: Path) -> None:
+    """Neither `doctor` nor other commands advise it; each gives the remedy."""
     HomeFolder(tmp_path).open()
     about = json.loads((tmp_path / ABOUT).read_text())
     assert "lakequeue run" in row("Kafka", "--home", str(tmp_path))[0]["advice"]
@@ -112,7 +112,7 @@ def test_nobody_is_told_to_start_a_home_that_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits for an engine that is not there waits for seconds: here for fewer."""
+    """Shorten the waits for a missing engine, which take seconds."""
     monkeypatch.setattr("lakequeue.cli.consume.ANSWER_S_MIN", 2.0)
     monkeypatch.setattr("lakequeue.cli.start_engine.HEARTBEAT_S", 1.0)
 
@@ -124,7 +124,7 @@ def vpn() -> str:
 
 
 @pytest.mark.job
-def test_a_vpn_that_no_engine_has_served(kafka: EmbeddedKafka, vpn: str) -> None:
+def test_a_vpn_never_served_by_an_engine(kafka: EmbeddedKafka, vpn: str) -> None:
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
     result = run("queues", *at)
     assert result.exit_code == 3
@@ -135,13 +135,13 @@ def test_a_vpn_that_no_engine_has_served(kafka: EmbeddedKafka, vpn: str) -> None
 
 @pytest.mark.job
 @pytest.mark.usefixtures("brief")
-def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn: str) -> None:
+def test_the_timeout_limits_the_wait_for_an_engine(kafka: EmbeddedKafka, vpn: str) -> None:
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
     began = time.monotonic()
     result = run("consume", "orders", "--timeout", "1", *at)
     seconds = time.monotonic() - began
-    assert seconds < 30, "without --timeout it waits for so long"
+    assert seconds < 30, "this is the wait without --timeout"
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
     assert line.startswith("the engine did not answer within 2.0 s. Kafka answers at ")
@@ -150,7 +150,7 @@ def test_no_engine_and_the_timeout_holds_for_the_wait(kafka: EmbeddedKafka, vpn:
 
 @pytest.mark.job
 @pytest.mark.usefixtures("brief")
-def test_an_engine_that_lives_but_does_not_answer(
+def test_a_running_engine_that_does_not_answer(
     kafka: EmbeddedKafka, vpn: str, tmp_path: Path
 ) -> None:
     ensure_topics(kafka.bootstrap_servers, [vpn], [])

@@ -1,4 +1,4 @@
-"""What `up` and `run` say while they serve, and what ends them."""
+"""The output of `up` and `run` while they serve, and how they end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lakequeue.streaming.kafka.kafka_watch import KafkaWatch
 
 
 class Engine:
-    """It waits until it is stopped."""
+    """An engine that waits until it is stopped."""
 
     def __init__(self) -> None:
         self.stopped = threading.Event()
@@ -31,7 +31,7 @@ class Engine:
         self.stopped.set()
 
 
-def test_what_else_fails_ends_the_service() -> None:
+def test_any_other_failure_ends_the_service() -> None:
     engine = Engine()
     with pytest.raises(LakequeueError, match="Kafka is not started again"):
         serve(engine, True, lambda: LakequeueError("Kafka is not started again"))
@@ -42,7 +42,7 @@ def test_what_else_fails_ends_the_service() -> None:
 
 
 class Kafka:
-    """A broker that runs, or does not start any more."""
+    """A broker that runs, or fails to start again."""
 
     log = Path("kafka.log")
 
@@ -73,7 +73,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_a_kafka_that_died_runs_again_and_it_is_said() -> None:
+def test_a_dead_kafka_is_restarted_and_reported() -> None:
     kafka, said = Kafka(), []
     watch = KafkaWatch(kafka, said.append)
     watch.start()
@@ -109,7 +109,7 @@ def test_a_stop_does_not_wait_for_a_pause() -> None:
     assert time.monotonic() - begin < 10.0
 
 
-def test_what_is_said_while_starting_has_the_logs_format(
+def test_messages_during_the_start_have_the_logs_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     Progress("json")("Starting Kafka …")
@@ -119,10 +119,10 @@ def test_what_is_said_while_starting_has_the_logs_format(
     assert text == "Starting Kafka …"
 
 
-def test_what_libraries_log_while_the_engine_stops_goes_into_its_file(
+def test_log_lines_of_libraries_during_a_stop_go_to_the_log_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """So do the stack traces of a Java that ends while a thread still asks it something."""
+    """So do Java's stack traces if it ends while a thread still waits for an answer."""
 
     class Fails:
         log_format = "text"

@@ -17,7 +17,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A signal that came leaves its handler; here others run after it."""
+    """A handled signal changes its handler; restore it for other tests."""
     before = {s: signal.getsignal(s) for s in ENDING}
     yield
     for which, handler in before.items():
@@ -25,14 +25,14 @@ def handlers() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("which", ENDING)
-def test_the_second_half_of_a_signal_may_come_while_the_command_ends(which: int) -> None:
+def test_a_second_signal_may_come_while_the_command_ends(which: int) -> None:
     with stop_on_signals() as stop:
         os.kill(os.getpid(), which)
         assert stop.is_set()
-    os.kill(os.getpid(), which)  # raises here when the handlers of before are back
+    os.kill(os.getpid(), which)  # raises here once the earlier handlers are restored
 
 
-def test_a_signal_that_comes_again_later_interrupts_at_once() -> None:
+def test_a_later_second_signal_interrupts_at_once() -> None:
     with stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.is_set()
@@ -41,7 +41,7 @@ def test_a_signal_that_comes_again_later_interrupts_at_once() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_without_a_signal_the_handlers_are_as_before() -> None:
+def test_the_signal_handlers_are_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with stop_on_signals():
         assert signal.getsignal(signal.SIGINT) is not before
@@ -49,7 +49,7 @@ def test_without_a_signal_the_handlers_are_as_before() -> None:
 
 
 @pytest.mark.parametrize("which", ENDING)
-def test_a_command_that_is_starting_is_interrupted(which: int) -> None:
+def test_a_starting_command_can_be_interrupted(which: int) -> None:
     with pytest.raises(KeyboardInterrupt), interrupt_on_signals():
         os.kill(os.getpid(), which)
 
@@ -69,7 +69,7 @@ def test_a_demo_and_a_benchmark_clean_up(
         try:
             os.kill(os.getpid(), which)
         finally:
-            os.kill(os.getpid(), which)  # the second half, of `timeout`
+            os.kill(os.getpid(), which)  # the second one, of `timeout`
             cleaned.append(True)
 
     monkeypatch.setattr(f"lakequeue.{work}", run)
@@ -77,7 +77,7 @@ def test_a_demo_and_a_benchmark_clean_up(
     assert cleaned
 
 
-def test_a_command_under_nohup_outlives_its_terminal() -> None:
+def test_a_command_under_nohup_survives_its_terminal() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with interrupt_on_signals(), stop_on_signals() as stop:
         os.kill(os.getpid(), signal.SIGHUP)

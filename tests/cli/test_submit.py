@@ -1,4 +1,4 @@
-"""`lakequeue submit`: what spark-submit is told for each kind of cluster. On a real standalone
+"""`lakequeue submit`: the arguments of spark-submit for each kind of cluster. On a real standalone
 cluster: `tests/job/test_standalone.py`."""
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def configured(line: list[str]) -> dict[str, str]:
         ("k8s://https://host:6443", "cluster", f"local://{PROGRAM}"),
     ],
 )
-def test_what_spark_submit_is_told(master: str, mode: str, program: str) -> None:
-    """What Java needs before Python runs stands before the program; `run` understands the rest."""
+def test_the_arguments_of_spark_submit(master: str, mode: str, program: str) -> None:
+    """Arguments for Java come before the program; `run` understands the others."""
     line = told(master, mode)
     assert (option(line, "--master"), option(line, "--deploy-mode")) == (master, mode)
     assert option(line, "--jars") == "/jars/delta.jar,/jars/kafka.jar"
@@ -65,8 +65,8 @@ def test_what_spark_submit_is_told(master: str, mode: str, program: str) -> None
     assert set(context.params["settings"]) == {f"{k}={v}" for k, v in SETTINGS.items()}
 
 
-def test_a_driver_elsewhere_gets_what_lies_here() -> None:
-    """YARN carries files to the driver; an image has them at their places."""
+def test_a_remote_driver_gets_local_files() -> None:
+    """YARN copies files to the driver; an image has them at fixed paths."""
     line = told("yarn", "cluster", Path("/cache/lakequeue.zip"))
     assert option(line, "--files") == "/etc/lakequeue/queues.yaml"
     assert option(line, "--py-files") == "/cache/lakequeue.zip"
@@ -79,7 +79,7 @@ def test_a_driver_elsewhere_gets_what_lies_here() -> None:
         assert ("-Dlog4j2.configurationFile=" in java) is here
 
 
-def test_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     done = CliRunner().invoke(
         main, ["submit", "--master", "spark://spark:7077", "--home", str(tmp_path), "--print"]
@@ -90,7 +90,7 @@ def test_it_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_spark_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_spark_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])
     assert done.exit_code == 3
@@ -119,8 +119,8 @@ def submitted(script: str, home: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_a_signal_ends_the_driver_in_order_and_programs_read_only_json(tmp_path: Path) -> None:
-    """It is not Java that is told."""
+def test_a_signal_stops_the_driver_cleanly_and_only_json_is_printed(tmp_path: Path) -> None:
+    """The signal goes to the driver, not to Java."""
     process = submitted(SPARK_SUBMIT, tmp_path)
     assert json.loads(process.stdout.readline())["event"] == "ready"
     process.send_signal(signal.SIGHUP)
@@ -143,9 +143,10 @@ exit 5
 """
 
 
-def test_what_java_says_beside_a_running_driver_goes_to_the_homes_log(tmp_path: Path) -> None:
-    """As with `run`: where a batch is cut off at the end, Java prints a thousand lines. What its
-    launcher says at each start is left out; what comes before the driver the user may need."""
+def test_javas_output_beside_a_running_driver_goes_to_the_homes_log(tmp_path: Path) -> None:
+    """As with `run`: when a batch is cut off at the end, Java prints a thousand lines. The
+    launcher's usual lines are left out; the lines before the driver's start may help the user and
+    stay."""
     process = submitted(LOUD_SUBMIT, tmp_path)
     assert process.stderr.readline() == "Error: before the driver\n"
     (tmp_path / "heard").touch()

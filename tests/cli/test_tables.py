@@ -32,7 +32,7 @@ def bench() -> RecordedBench:
     return bench
 
 
-def test_a_payload_that_is_no_text_in_json(bench: RecordedBench, tmp_path: Path) -> None:
+def test_a_binary_payload_in_json(bench: RecordedBench, tmp_path: Path) -> None:
     home = str(bench.recorded.write(tmp_path))
     done = run("sql", 'SELECT payload FROM messages ORDER BY "offset"', "--json", "--home", home)
     found = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
@@ -44,17 +44,18 @@ ODD_MS = [0, -1, 253_402_300_799_999, 253_402_300_800_000, (1 << 63) - 1]
 
 @pytest.fixture
 def zones() -> Iterator[pytest.MonkeyPatch]:
-    """To change this machine's zone, which is as it was afterwards."""
+    """Change this machine's time zone, and restore it."""
     with pytest.MonkeyPatch.context() as patch:
         yield patch
     time.tzset()
 
 
 @pytest.mark.parametrize("zone", ["Pacific/Kiritimati", "Pacific/Pago_Pago"])
-def test_L12_no_odd_time_breaks_a_table_an_export_or_a_life(
+def test_L12_extreme_times_break_no_table_export_or_trace(
     tmp_path: Path, zones: pytest.MonkeyPatch, zone: str
 ) -> None:
-    """Of other programs' records, and of a delivery that is never; in any zone, in pandas too."""
+    """Times of other programs' records, and of a delivery that never happens; in any zone, in
+    pandas too."""
     bench = RecordedBench()
     bench.define(message_type="text", underlying_topic="plain", max_per_subscription_backlog=99)
     for ms in ODD_MS:
@@ -87,8 +88,10 @@ def test_L12_no_odd_time_breaks_a_table_an_export_or_a_life(
 # ---------------------------------------------------------------- tables
 
 
-def test_R1_tables_whose_engine_runs_are_not_mended(bench: RecordedBench, tmp_path: Path) -> None:
-    """The error names this home, and what to do."""
+def test_R1_tables_of_a_running_engine_are_not_repaired(
+    bench: RecordedBench, tmp_path: Path
+) -> None:
+    """The error names this home and the remedy."""
     home = bench.recorded.write(tmp_path)
     lock = TablesLock(home / "tables")
     lock.take()
@@ -100,7 +103,7 @@ def test_R1_tables_whose_engine_runs_are_not_mended(bench: RecordedBench, tmp_pa
     assert run("tables", "--repair", "--home", str(home)).exit_code == 0
 
 
-def test_what_changes_tables_is_not_asked_from_the_environment(
+def test_commands_that_change_tables_ignore_the_environment(
     bench: RecordedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = bench.recorded.write(tmp_path)
@@ -126,7 +129,7 @@ def at(home: Path, *words: str) -> Result:
     return run("at", *words, "--home", str(home))
 
 
-def test_r1_at_any_moment(home: Path) -> None:
+def test_r1_the_state_at_any_moment(home: Path) -> None:
     (queue,) = json.loads(at(home, "last", "queues", "--json").stdout)
     assert json.loads(at(home, "last", "describe", "orders", "--json").stdout) == queue
     found = at(home, "last", "browse", "orders", "--limit", "1000", "--json")
@@ -138,10 +141,10 @@ def test_r1_at_any_moment(home: Path) -> None:
     assert "defined" in at(home, "last", "events").stdout
 
 
-def test_r1_what_a_step_took_and_said(home: Path) -> None:
+def test_r1_the_inputs_and_outputs_of_a_step(home: Path) -> None:
     step = json.loads(at(home, "--step", "1", "step", "--json").stdout)
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
-    # the journal goes out with a later step: several are gathered
+    # the journal is written with a later step: several steps are gathered
     assert {r["topic"] for r in step["said"]} == {"default.directory"}
     assert at(home, "--step", "1", "step").stdout.startswith("It took 2 records:\n")
 
@@ -170,7 +173,7 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
         (("--step", "9999", "queues"), "the tables have steps 1 to"),
     ],
 )  # fmt: skip
-def test_at_wrong_words(home: Path, words: tuple[str, ...], said: str) -> None:
+def test_at_refuses_wrong_arguments(home: Path, words: tuple[str, ...], said: str) -> None:
     result = at(home, *words)
     assert result.exit_code == 2
     assert said in result.stderr

@@ -1,22 +1,22 @@
-"""Runs transcripts of the command line: what is typed, and what must come of it.
+"""Runs transcripts of the command line: commands and their expected output.
 
-The first word of a line says what it is; any other is a step of `rules/scenario.py`, on the same
-engine. In what is printed, `…` stands for any text of a line, and alone for any lines.
+The first word of a line is one of those below; any other is a step of `rules/scenario.py`, on the
+same engine. In expected output, `…` stands for any text within a line, and alone for any lines.
 
     engine {"brokers": ["a", "b"]}    the configuration; first, where the engine has one
     file queues.yaml                  a file in the current folder, with the lines `>` below it
     > queues:
     $ define queues.yaml              a command
     < {"n": 1}                        a line of its standard input
-    | orders defined                  a line of its standard output: these are all
-    ! …is given twice…                a line of its standard error: these are all
-    = {"depth": 2}                    its output as JSON; several such lines: a value on each line
-    ~ {"depth": 2}                    the same, where objects that are not empty may have more keys
-    ? 2                               its exit status, which is 0 where this is not said
+    | orders defined                  a line of its standard output: list all of them
+    ! …is given twice…                a line of its standard error: list all of them
+    = {"depth": 2}                    its output as JSON; several such lines: one value a line
+    ~ {"depth": 2}                    the same, but non-empty objects may have more keys
+    ? 2                               its exit status (default: 0)
     defined orders max_backlog=7      these keys of the queue's definition
     nothing home                      there is no such file or folder
-    tables                            the engine's life so far, as the tables of the home `home`
-    lose messages                     the files of a table are deleted
+    tables                            writes the tables of the home `home`
+    lose messages                     deletes the files of a table
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Step:
 
 
 def load() -> dict[str, list[Step]]:
-    """Every transcript of every file, by its name."""
+    """All transcripts of all files, by name."""
     found: dict[str, list[Step]] = {}
     for path in sorted(FOLDER.glob("*.txt")):
         for number, raw in enumerate(path.read_text().splitlines(), 1):
@@ -145,7 +145,7 @@ class Transcript(Runner):
 
 
 def assert_reads(text: str, lines: list[str]) -> None:
-    """The text is these lines."""
+    """Check a text against these lines."""
     found = "".join(f"{line.rstrip()}\n" for line in text.splitlines())
     pattern = "".join("(?:.*\n)*" if line == "…" else f"{pattern_of(line)}\n" for line in lines)
     assert re.fullmatch(pattern, found or "\n"), f"wanted {lines}, found:\n{found}"
@@ -156,7 +156,7 @@ def pattern_of(text: str) -> str:
 
 
 def narrowed(found: Any, wanted: Any) -> Any:
-    """What was found, of objects only the keys that are wanted, and of texts what `…` leaves."""
+    """Reduce a found value to the wanted keys, and texts to what `…` leaves open."""
     if isinstance(found, str) and isinstance(wanted, str):
         return wanted if re.fullmatch(pattern_of(wanted), found) else found
     if isinstance(found, dict) and isinstance(wanted, dict) and wanted:

@@ -128,9 +128,7 @@ def test_messages_of_others_stay(connection: lakequeue.Connection, run: Callable
     assert (left.state, left.payload) == ("ready", b'{"mine": true}')
 
 
-def test_a_queue_that_is_not_there(
-    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_queue(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 1
     assert "there is no such queue" in capsys.readouterr().err
 

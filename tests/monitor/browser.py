@@ -1,4 +1,4 @@
-"""A headless Chromium, driven over its own debugging pipe: no driver program, no Python package.
+"""A headless Chromium, driven over its debugging pipe: no driver program, no Python package.
 
 Debian's package `chromium` brings it; `make tools` installs it where it is missing. It speaks the
 DevTools protocol: JSON messages that end in a zero byte, on two file descriptors.
@@ -29,7 +29,7 @@ FLAGS = (
 
 
 def find() -> str:
-    """Where it is; raises with what to do."""
+    """The path of Chromium; the error says how to install it."""
     for name in NAMES:
         if found := shutil.which(name):
             return found
@@ -37,7 +37,7 @@ def find() -> str:
 
 
 class Browser:
-    """One page of one browser. Used with `with`."""
+    """One page of one browser, as a context manager."""
 
     def __init__(self) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="lakequeue-browser-")
@@ -58,7 +58,7 @@ class Browser:
             os.close(fd)
         self._in, self._out = ours_in, ours_out
         self._rest, self._ids = b"", itertools.count(1)
-        self.said: list[str] = []  # what the page's console complained of
+        self.said: list[str] = []  # complaints on the page's console
         target = self._call("Target.createTarget", url="about:blank")["targetId"]
         attached = self._call("Target.attachToTarget", targetId=target, flatten=True)
         self._session = attached["sessionId"]
@@ -82,10 +82,10 @@ class Browser:
         with contextlib.suppress(OSError):
             self._folder.cleanup()
 
-    # ------------------------------------------------------------ what tests do
+    # ------------------------------------------------------------ for tests
 
     def open(self, address: str) -> None:
-        """Go there, and wait until it is loaded."""
+        """Open an address, and wait until it is loaded."""
         self.call("Page.navigate", url=address)
         self.wait("document.readyState === 'complete' && location.href !== 'about:blank'")
 
@@ -97,7 +97,7 @@ class Browser:
         return answer["result"].get("value")
 
     def wait(self, script: str, seconds: float = 15.0) -> None:
-        """Until an expression is true."""
+        """Wait until an expression is true."""
         until = time.monotonic() + seconds
         while not self._true(script):
             if time.monotonic() > until:
@@ -112,11 +112,11 @@ class Browser:
             return False
 
     def text(self, selector: str) -> str:
-        """What one sees of an element."""
+        """The visible text of an element."""
         return self.run(f"document.querySelector({json.dumps(selector)}).innerText")
 
     def press(self, key: str, code: int = 0, text: str = "") -> None:
-        """One key."""
+        """Press one key."""
         for kind in ("keyDown", "keyUp"):
             self.call(
                 "Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code,
@@ -124,11 +124,11 @@ class Browser:
             )  # fmt: skip
 
     def type(self, text: str) -> None:
-        """Text, into what has the focus."""
+        """Type a text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def looks(self, width: int = 1200, height: int = 900, dark: bool = False) -> None:
-        """The window, and whether its user likes it dark."""
+        """Set the window's size, and whether the user prefers dark colours."""
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height,
             deviceScaleFactor=1, mobile=width < 600,
@@ -137,14 +137,14 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def picture(self, path: Path) -> None:
-        """What one sees, as PNG."""
+        """A screenshot, as PNG."""
         data = self.call("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(data))
 
     # ------------------------------------------------------------ the protocol
 
     def call(self, method: str, **params: Any) -> Any:
-        """A command to the page."""
+        """Send a command to the page."""
         return self._call(method, self._session, **params)
 
     def _call(self, method: str, session: str | None = None, **params: Any) -> Any:

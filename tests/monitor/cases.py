@@ -1,7 +1,7 @@
 """Queues that do not move, each for its own reason, in an engine in memory.
 
-One engine has them all, a queue each; the queue's name is the reason's code. `prepare` brings each
-about and gives what must stay alive.
+One engine has them all; a queue's name is the reason's code. `prepare` brings each case about and
+returns the objects that must stay alive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ Prepare = Callable[[Any, str], Any]
 
 @dataclass(frozen=True)
 class Case:
-    """code: of the reason, and the queue's name; keys: of its definition; text: what it says."""
+    """code: of the reason, and the queue's name; keys: of its definition; text: the expected
+    explanation."""
 
     code: str
     keys: dict[str, Any]
@@ -38,7 +39,7 @@ def send(connection: Any, queue: str, *bodies: dict[str, Any], **options: Any) -
 
 
 def consumer(connection: Any, queue: str, name: str, backlog: int = 1, **options: Any) -> Any:
-    """One whose subscription has a name of its own: a client's."""
+    """A consumer whose subscription has the client's name."""
     client = lakequeue.connect(connection.case_url, client_name=name)
     own = client.consumer(queue, max_backlog=backlog, ack_mode="individual", **options)
     return client, own
@@ -143,7 +144,7 @@ CASES = (
 
 
 def prepared(url: str, cases: tuple[Case, ...] = CASES) -> Any:
-    """A connection to an engine with these cases, each brought about; keep it."""
+    """A connection to an engine with all these cases; keep it."""
     base = {"message_type": "json", "max_per_subscription_backlog": 100}
     queues = [base | {"name": case.code} | case.keys for case in cases]
     connection = lakequeue.connect(url, config={"queues": queues})

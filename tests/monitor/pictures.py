@@ -1,7 +1,7 @@
 """Takes the pictures of the page in `docs/images/`: `.venv/bin/python tests/monitor/pictures.py`.
 
-Engines in memory are kept busy, or waiting, for a while, so that charts and ages have something to
-show: two minutes. Look at each before it is taken over: what else runs on the machine is in them.
+For two minutes it keeps engines in memory busy or blocked, so that charts and ages have something
+to show. Check each picture before you commit it: other load on the machine is visible in it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prometheus_client import generate_latest
 
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
 BUSY_S = 75
-BLOCKED_S = 20  # looked at for so long: the charts have a line
+BLOCKED_S = 20  # long enough for a line in the charts
 WAITED_S = 200  # of the blocked engine's own clock
 QUEUE = {"message_type": "json", "max_per_subscription_backlog": 50}
 
@@ -100,7 +100,7 @@ def served(url: str, **options: Any) -> PageServer:
 
 
 def wait(blocked: Any) -> None:
-    """Let the engine's clock go on, at the end as fast as that of who looks at it."""
+    """Let the engine's clock run, at the end as fast as the viewer's."""
     blocked.advance(WAITED_S - BLOCKED_S)
     for _ in range(BLOCKED_S):
         time.sleep(1)
@@ -108,7 +108,7 @@ def wait(blocked: Any) -> None:
 
 
 def main() -> None:
-    """All of them."""
+    """Take all pictures."""
     IMAGES.mkdir(exist_ok=True)
     busy = Busy()
     blocked = prepared("memory://blocked")

@@ -25,14 +25,14 @@ from lakequeue.sinks.metrics import Metrics
 from lakequeue.streaming.home.home_folder import HomeFolder
 
 
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_taken_port_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = ["monitor", "--url", "memory://", "--port", str(taken.getsockname()[1])]
         done = CliRunner().invoke(main, words)
     assert (done.exit_code, "choose --port" in done.output) == (3, True)
 
 
-def test_it_serves_until_a_signal() -> None:
+def test_the_page_is_served_until_a_signal() -> None:
     """A process of its own; the engine in its memory has no queue."""
     arguments = ["monitor", "--url", "memory://", "--port", "0", "--json"]
     process = subprocess.Popen(
@@ -46,12 +46,12 @@ def test_it_serves_until_a_signal() -> None:
     process.stdout.close()
 
 
-# ------------------------------------------------------------ as a part of `up`
+# ------------------------------------------------------------ with `up`
 
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
-    """What the page needs of one: Kafka is away."""
+    """The parts of an engine that the page needs; Kafka is down."""
     queue = {"name": "a", "message_type": "text", "vpn": "east"}
     config = {"queues": [queue], "vpns": {"east": {}, "west": {}}}
     return SimpleNamespace(
@@ -60,8 +60,8 @@ def engine(tmp_path: Path) -> Any:
     )  # fmt: skip
 
 
-def test_up_serves_the_page_at_the_address_that_it_had(engine: Any, tmp_path: Path) -> None:
-    """Of all VPNs; it says what is away, and other addresses do not wait for it."""
+def test_up_serves_the_page_at_its_earlier_address(engine: Any, tmp_path: Path) -> None:
+    """It shows all VPNs, names the unreachable ones, and does not wait for them."""
     with page_shown(engine, tmp_path, 0) as shown:
         address = shown["monitor"]
         with urllib.request.urlopen(f"{address}?vpn=west") as answer:
@@ -75,7 +75,7 @@ def test_up_serves_the_page_at_the_address_that_it_had(engine: Any, tmp_path: Pa
     assert HomeFolder(tmp_path).port("monitor") == int(address.rsplit(":", 1)[1].strip("/"))
 
 
-def test_a_port_that_another_took_is_exchanged_or_said(engine: Any, tmp_path: Path) -> None:
+def test_a_taken_port_is_replaced_or_reported(engine: Any, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         HomeFolder(tmp_path).remember_port("monitor", port)
@@ -86,12 +86,12 @@ def test_a_port_that_another_took_is_exchanged_or_said(engine: Any, tmp_path: Pa
                 pass
 
 
-def test_no_page_when_none_is_wanted(engine: Any, tmp_path: Path) -> None:
+def test_no_page_when_it_is_switched_off(engine: Any, tmp_path: Path) -> None:
     with page_shown(engine, tmp_path, -1) as shown:
         assert shown == {}
 
 
-def test_the_life_of_a_message_needs_a_home(tmp_path: Path) -> None:
+def test_a_messages_history_needs_a_home(tmp_path: Path) -> None:
     assert _life(None) is None
     told = _life(tmp_path)
     assert told is not None
@@ -99,7 +99,7 @@ def test_the_life_of_a_message_needs_a_home(tmp_path: Path) -> None:
         told("17")
 
 
-def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     server = PageServer(None, "127.0.0.1", 0)  # no request reaches the application
     server.start()
     try:

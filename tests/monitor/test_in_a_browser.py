@@ -1,4 +1,5 @@
-"""The page in a real browser: it keeps itself up to date, works by keyboard, on a phone, dark."""
+"""The page in a real browser: it keeps itself up to date, works by keyboard, on a phone, in dark
+colours."""
 
 from __future__ import annotations
 
@@ -41,15 +42,17 @@ def window() -> Iterator[Browser]:
 
 @pytest.fixture
 def browser(window: Browser) -> Iterator[Browser]:
-    """A desktop's; whatever its console complained of fails the test."""
+    """A desktop's browser; a complaint on its console fails the test."""
     window.looks()
     window.said.clear()
     yield window
     assert window.said == []
 
 
-def test_a_queue_that_does_not_move_says_why(engine: Any, page: Served, browser: Browser) -> None:
-    """From the overview by a click. All reasons: `test_page.py`."""
+def test_the_page_says_why_a_queue_does_not_move(
+    engine: Any, page: Served, browser: Browser
+) -> None:
+    """One click from the overview. All reasons: `test_page.py`."""
     for case in CASES[:2]:
         browser.open(page.server.address)
         browser.run(f"document.querySelector('a[href=\"/queue?name={case.code}\"]').click()")
@@ -58,8 +61,8 @@ def test_a_queue_that_does_not_move_says_why(engine: Any, page: Served, browser:
         assert case.text.format(*ids) in browser.text("#why")
 
 
-def test_it_keeps_itself_up_to_date(engine: Any, page: Served, browser: Browser) -> None:
-    """What is typed and where the focus is stay."""
+def test_the_page_keeps_itself_up_to_date(engine: Any, page: Served, browser: Browser) -> None:
+    """Typed text and the focus stay."""
     browser.open(f"{page.server.address}?sort=name")
     browser.run("document.querySelector('#search').focus()")
     browser.type("ord")
@@ -75,8 +78,8 @@ def test_it_keeps_itself_up_to_date(engine: Any, page: Served, browser: Browser)
     browser.wait("document.querySelector('polyline.line-0').getAttribute('points').includes(' ')")
 
 
-def test_by_keyboard_alone(page: Served, browser: Browser) -> None:
-    """`/` goes to the search, Enter searches, Tab reaches the queue, Enter opens it."""
+def test_the_page_works_by_keyboard_alone(page: Served, browser: Browser) -> None:
+    """`/` moves to the search, Enter searches, Tab reaches the queue, Enter opens it."""
     browser.open(page.server.address)
     browser.press("/", 191, "/")
     assert browser.run("document.activeElement.id") == "search"
@@ -96,8 +99,10 @@ def test_by_keyboard_alone(page: Served, browser: Browser) -> None:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("path", ["", "queue?name=barrier", "events", "engine", "message"])
-def test_on_a_phone_light_and_dark(page: Served, browser: Browser, path: str, dark: bool) -> None:
-    """Nothing is wider than the screen, and text stands out from what is behind it."""
+def test_the_page_works_on_a_phone_in_light_and_dark(
+    page: Served, browser: Browser, path: str, dark: bool
+) -> None:
+    """Nothing is wider than the screen, and text stands out from its background."""
     browser.looks(390, 844, dark)
     browser.open(page.server.address + path)
     assert browser.run("document.documentElement.scrollWidth") <= 390
@@ -107,7 +112,7 @@ def test_on_a_phone_light_and_dark(page: Served, browser: Browser, path: str, da
 
 
 def contrast(browser: Browser, selector: str) -> float:
-    """Of an element's text to what is behind it, as WCAG counts it."""
+    """The contrast of an element's text with its background, as WCAG defines it."""
     colours = browser.run(f"""(() => {{
         let at = document.querySelector('{selector}');
         const text = getComputedStyle(at).color;
@@ -141,7 +146,7 @@ def test_a_dead_message_is_redriven_with_a_click(engine: Any, browser: Browser) 
     page.close()
 
 
-def test_a_server_that_went_away_is_said(engine: Any, window: Browser) -> None:
+def test_a_lost_server_is_reported(engine: Any, window: Browser) -> None:
     page = Served(URL)
     window.looks()
     window.open(page.server.address)

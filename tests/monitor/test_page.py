@@ -1,4 +1,4 @@
-"""The page over HTTP: what each address shows, and who may do what. See `test_in_a_browser`."""
+"""The page over HTTP: the contents of each address, and permissions. See `test_in_a_browser`."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from monitor.cases import CASES, prepared, send
 
 _names = itertools.count()
 TOKEN = "a-token-of-some-length"
-NASTY_QUEUE = """<script>alert'1'</script>"&/#%0d"""  # without what makes it an expression
+NASTY_QUEUE = (
+    """<script>alert'1'</script>"&/#%0d"""  # without the syntax that makes it an expression
+)
 NASTY = """<script>alert('1')</script>"&/?#%0d{{ 7*7 }}"""
 
 
 class Served:
-    """A page that is served, and requests to it."""
+    """A served page, and requests to it."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self.vpn_monitor = VpnMonitor(
@@ -66,7 +68,7 @@ class Served:
         return status
 
     def word(self) -> str:
-        """What the form that redrives sends, so that no other page's does it."""
+        """The secret in the form that redrives, which no other site's form can have."""
         (word,) = set(re.findall(r'name="word" value="([^"]+)"', self.get("/queue?name=dead")))
         return word
 
@@ -100,7 +102,7 @@ def engine() -> Iterator[Any]:
 
 @pytest.fixture
 def open_page(engine: Any) -> Iterator[Served]:
-    """For reading."""
+    """A page for reading only."""
     one = Served(engine.case_url)
     yield one
     one.close()
@@ -108,14 +110,14 @@ def open_page(engine: Any) -> Iterator[Served]:
 
 @pytest.fixture
 def admin_page(engine: Any) -> Iterator[Served]:
-    """With a token, for administrators."""
+    """A page with a token, for administrators."""
     one = Served(engine.case_url, auth=Auth(TOKEN, admin=True))
     yield one
     one.close()
 
 
 def kill(engine: Any, count: int, reason: str = "too salty") -> list[str]:
-    """Dead messages."""
+    """Make messages dead."""
     numbers = send(engine, "orders", *({"n": n} for n in range(count)))
     with engine.consumer("orders", max_backlog=100, ack_mode="individual") as consumer:
         for _ in range(count):
@@ -123,7 +125,7 @@ def kill(engine: Any, count: int, reason: str = "too salty") -> list[str]:
     return numbers
 
 
-# ------------------------------------------------------------ what it shows
+# ------------------------------------------------------------ contents
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
@@ -156,12 +158,12 @@ def test_queues_are_found_and_sorted(blocked: Served) -> None:
     assert "No queue has “nothing”" in blocked.get("/?q=nothing")
 
 
-def test_who_holds_what(blocked: Served) -> None:
+def test_leased_messages_and_their_consumers(blocked: Served) -> None:
     text = blocked.get("/queue?name=held")
     assert text.count("<td>worker-4</td>") == 3
 
 
-def test_a_page_without_anything() -> None:
+def test_the_page_of_an_engine_without_queues() -> None:
     engine = lakequeue.connect("memory://page-empty", config={"queues": []})
     page = Served("memory://page-empty")
     assert "No queue is defined here." in page.get("/")
@@ -195,13 +197,11 @@ def test_tasks_are_shown_by_name(request: pytest.FixtureRequest) -> None:
         shown = served.get(f"/queue?name={queue}")
         return re.findall(r'<span class="badge">([a-z.]+)</span> (?:</th>|\S)', shown)
 
-    assert badges("work") == ["shop.charge", "shop.charge", "shop.refund", "remind"]  # held, next
+    assert badges("work") == ["shop.charge", "shop.charge", "shop.refund", "remind"]  # leased, next
     assert set(badges("dead")) == {"shop.poison"}
 
 
-def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(
-    engine: Any, open_page: Served
-) -> None:
+def test_names_and_payloads_are_escaped(engine: Any, open_page: Served) -> None:
     client = lakequeue.connect(engine.case_url, client_name=NASTY)
     consumer = client.consumer(NASTY_QUEUE, max_backlog=1)
     send(engine, NASTY_QUEUE, {"n": NASTY}, headers={NASTY: NASTY})
@@ -222,7 +222,8 @@ def test_what_names_and_payloads_hold_is_shown_and_not_obeyed(
 def test_a_publishers_headers_are_not_the_engines(
     engine: Any, open_page: Served, time: str
 ) -> None:
-    """A living message is not shown as a dead one, and no header ends the page."""
+    """A living message with such headers is not shown as a dead one, and no header breaks the
+    page."""
     headers = {"lq-dead-time": time, "lq-dead-reason": "forged", "lq-dead-queue": "orders"}
     engine.producer().send("orders", b"{}", headers=headers)
     text = open_page.get("/queue?name=orders")
@@ -231,12 +232,12 @@ def test_a_publishers_headers_are_not_the_engines(
 
 
 @pytest.mark.parametrize("moved", ["²", "9" * 5_000, "-1", "%3Cb%3E"])
-def test_what_an_address_says_does_not_end_the_page(open_page: Served, moved: str) -> None:
+def test_odd_addresses_do_not_break_the_page(open_page: Served, moved: str) -> None:
     text = open_page.get(f"/queue?name=orders&moved={quote(moved, safe='%')}&stayed={quote(moved)}")
     assert " redriven." not in text
 
 
-def test_a_queue_that_is_not_there(open_page: Served) -> None:
+def test_an_unknown_queue(open_page: Served) -> None:
     status, text, _ = open_page.ask("/queue?name=nobody")
     assert (status, "no such queue" in text) == (404, True)
     assert open_page.ask("/nothing")[0] == 404
@@ -253,7 +254,7 @@ def test_many_queues_are_shown_in_part() -> None:
     engine.close()
 
 
-def test_rates_and_their_past(engine: Any) -> None:
+def test_rates_and_their_charts(engine: Any) -> None:
     now = [1.0]
     vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
 
@@ -269,7 +270,7 @@ def test_rates_and_their_past(engine: Any) -> None:
     engine.admin().purge("orders")
     assert orders() == (0, 3)
     past = [(point.depth, point.into) for point in vpn_monitor.past()]
-    assert past == [(0, None), (6, 3), (0, 0)]  # at the first look no rate is known
+    assert past == [(0, None), (6, 3), (0, 0)]  # the first snapshot has no rates
     engine.admin().delete("orders")
     now[0] += 2
     vpn_monitor.look()
@@ -277,15 +278,15 @@ def test_rates_and_their_past(engine: Any) -> None:
     vpn_monitor.close()
 
 
-def test_after_a_slow_look_the_page_is_ten_seconds_old_at_most(engine: Any) -> None:
-    times = iter([0.0, 0.0, 3.0, 12.9, 13.1, 13.1, 13.2])  # the first look takes three seconds
+def test_after_a_slow_snapshot_the_page_is_at_most_ten_seconds_old(engine: Any) -> None:
+    times = iter([0.0, 0.0, 3.0, 12.9, 13.1, 13.1, 13.2])  # the first snapshot takes three seconds
     vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, times.__next__)
     looks = [vpn_monitor.look() for _ in range(3)]
     assert [look is looks[0] for look in looks] == [True, True, False]
     vpn_monitor.close()
 
 
-def test_an_engine_that_is_away_is_said_and_comes_back(engine: Any) -> None:
+def test_an_unreachable_engine_is_reported_until_it_returns(engine: Any) -> None:
     answers: list[Any] = [lakequeue.NotConnected("No Kafka broker answers"), None]
 
     def connect() -> Any:
@@ -317,8 +318,8 @@ def test_brokers_queries_and_times(engine: Any) -> None:
     page.close()
 
 
-def test_waiting_times_lately(engine: Any) -> None:
-    """Of what was delivered between two looks, not of all that ever was."""
+def test_recent_waiting_times(engine: Any) -> None:
+    """Of messages delivered between two snapshots, not of all ever delivered."""
     lines = METRICS.splitlines(keepends=True)[-3:]
     grown = [line.replace(" 10\n", " 14\n").replace(" 0\n", " 4\n") for line in lines]
     texts, now = iter(["".join(lines), "".join(grown), "".join(grown)]), iter([1.0, 3.0, 5.0])
@@ -329,7 +330,7 @@ def test_waiting_times_lately(engine: Any) -> None:
     assert figures.times("default", "orders")["past"][-1] == (5.0, None, None)
 
 
-def test_a_chart_says_what_it_shows() -> None:
+def test_a_chart_has_a_label() -> None:
     text = chart("Seconds", {"a<": [1.0, None, 3.0], "b": [None] * 3}, [0.0, 2.0, 4.0])
     assert 'aria-label="Seconds: a&lt; 3; b –"' in text
     first, second = re.findall(r'points="([^"]*)"', text)
@@ -344,8 +345,8 @@ def test_quantiles() -> None:
     assert found == [1.625, 2.0, None]
 
 
-def test_L12_no_odd_time_breaks_a_page(engine: Any, open_page: Served) -> None:
-    """Of other programs' records, and of a delivery that is never."""
+def test_L12_extreme_times_break_no_page(engine: Any, open_page: Served) -> None:
+    """Times of other programs' records, and of a delivery that never happens."""
     odd = [0, -1, 253_402_300_799_999, 1_795_700_000_000_000, (1 << 63) - 1]
     for ms in odd:
         engine.publish_raw("orders", b"{}", timestamp=ms)
@@ -369,7 +370,7 @@ def test_the_life_of_a_message(engine: Any) -> None:
     page.close()
 
 
-# ------------------------------------------------------------ who may do what
+# ------------------------------------------------------------ permissions
 
 
 def test_dead_messages_are_shown_and_redriven(engine: Any, admin_page: Served) -> None:
@@ -385,15 +386,16 @@ def test_dead_messages_are_shown_and_redriven(engine: Any, admin_page: Served) -
     assert engine.admin().describe("orders")["depth"] == 3
 
 
-def test_dead_messages_alarm_nobody(engine: Any, open_page: Served) -> None:
+def test_dead_messages_raise_no_alarm(engine: Any, open_page: Served) -> None:
     kill(engine, 1)
     text = open_page.get("/queue?name=dead")
     assert '<p class="note quiet" data-code="dead"> <span>Dead messages: 1 message waits' in text
     assert '<span class="badge ">no consumer</span>' in open_page.get("/")
 
 
-def test_a_queue_that_moves_slowly_is_not_said_to_stand(engine: Any, open_page: Served) -> None:
-    """Said of the time between two looks, and the page looks by itself too: so again and again."""
+def test_a_slow_queue_is_not_reported_as_blocked(engine: Any, open_page: Served) -> None:
+    """The judgement covers the time between two snapshots, and the page takes snapshots by itself:
+    so it is repeated."""
     moves = '<p class="note warn" data-code="backlog"><b>It moves, and more waits.</b>'
     send(engine, "orders", *({"n": n} for n in range(50)))
     with engine.consumer("orders", max_backlog=1, ack_mode="individual") as consumer:
@@ -436,7 +438,7 @@ def test_a_page_for_reading_changes_nothing(engine: Any, open_page: Served) -> N
     assert engine.admin().describe("dead")["depth"] == 1
 
 
-def test_a_token_opens_everything_and_nothing_else_does(admin_page: Served) -> None:
+def test_only_a_token_gives_access(admin_page: Served) -> None:
     for path in ("/", "/queue?name=orders", "/message", "/engine", "/events"):
         status, text, headers = admin_page.ask(path)
         assert (status, headers["location"], "orders" in text) == (303, "/sign-in", False)
@@ -455,11 +457,13 @@ def test_a_token_opens_everything_and_nothing_else_does(admin_page: Served) -> N
     [("evil.example", 403), ("evil.example:80", 403), ("", 403), ("127.0.0.1.evil.example", 403),
      ("localhost:1", 200), ("127.0.0.1", 200), ("[::1]:80", 200)],
 )  # fmt: skip
-def test_only_this_machines_names_reach_its_page(open_page: Served, host: str, status: int) -> None:
+def test_only_this_machines_host_names_are_accepted(
+    open_page: Served, host: str, status: int
+) -> None:
     assert open_page.ask("/", Host=host)[0] == status
 
 
-def test_guessing_is_slow_and_sessions_end() -> None:
+def test_guessing_a_token_is_slow_and_sessions_end() -> None:
     now = [0.0]
     auth = Auth(TOKEN, clock=lambda: now[0])
     cookie = auth.sign_in(TOKEN)
@@ -473,12 +477,12 @@ def test_guessing_is_slow_and_sessions_end() -> None:
     assert auth.session(cookie) is None
 
 
-def test_a_large_form_is_not_read(admin_page: Served) -> None:
+def test_a_large_form_is_refused(admin_page: Served) -> None:
     admin_page.sign_in()
     assert admin_page.ask("/redrive", {"word": "x" * 2_000_000})[0] == 403
 
 
-def test_h2_a_bridge_says_which_endpoint_holds_it(engine: Any, open_page: Served) -> None:
+def test_h2_a_bridge_names_the_blocking_endpoint(engine: Any, open_page: Served) -> None:
     with lakequeue.connect("memory://page-far") as far:
         bridge = {"name": "out", "subscriptions": ["a/>"]}
         far.admin().bridge({**bridge, "from": engine.case_url, "to": "broker-0"})
@@ -490,7 +494,7 @@ def test_h2_a_bridge_says_which_endpoint_holds_it(engine: Any, open_page: Served
             engine.producer().send("a/b", b"x")
         shown, until = open_page.get("/"), time.monotonic() + 60
         while "1 bridge<" not in shown and time.monotonic() < until:
-            time.sleep(0.2)  # a look that took long is shown for a while
+            time.sleep(0.2)  # a snapshot that took long is shown for a while
             shown = open_page.get("/")
         assert "1 bridge<" in shown
         assert f"{NASTY_QUEUE}: queue_quota for 0 ms, 2 waiting" in unescape(shown)

@@ -1,4 +1,4 @@
-"""The rules and dashboards in `conf/`: what they name is served, and alerts fire when they should.
+"""The rules and dashboards in `conf/`: their metrics exist, and alerts fire when they should.
 
 Debian's package `prometheus` brings `prometheus` and `promtool`; `make tools` installs it where it
 is missing.
@@ -33,7 +33,7 @@ URL = "memory://prometheus"
 
 
 def program(name: str) -> str:
-    """Where it is."""
+    """The program's path."""
     found = shutil.which(name)
     assert found, f"no {name}: apt-get install prometheus (Debian)"
     return found
@@ -51,7 +51,7 @@ def rules() -> list[dict[str, Any]]:
 
 
 def expressions() -> list[tuple[str, str, str]]:
-    """Every expression: where it stands, itself, and the text that shows its labels."""
+    """Every expression: its place, its text, and the text that shows its labels."""
     found = [
         (rule["alert"], rule["expr"], " ".join(rule["annotations"].values())) for rule in rules()
     ]
@@ -101,7 +101,8 @@ def test_rules_fire_when_they_should(tmp_path: Path) -> None:
 
 
 class Prometheus:
-    """One that reads an engine in memory, every half second, with our rules at once."""
+    """A Prometheus that scrapes an engine in memory every half second and evaluates our rules at
+    once."""
 
     def __init__(self, folder: Path, target: str) -> None:
         hurried = re.sub(r"for: \w+", "for: 1s", RULES.read_text())
@@ -135,7 +136,7 @@ class Prometheus:
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
-    """With it the engine of the prepared cases."""
+    """A Prometheus on the engine of the prepared cases."""
     engine, metrics = prepared(URL), Metrics()
 
     def connect(vpn: str) -> Any:
@@ -150,7 +151,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     metrics.stop()
     watch.stop()
     if watch._thread is not None:
-        watch._thread.join(30)  # it may be looking at the engine
+        watch._thread.join(30)  # it may be scraping the engine
     engine.close()
 
 
@@ -176,7 +177,7 @@ def test_an_alert_fires_when_a_queue_is_stuck(prometheus: Prometheus) -> None:
             if alert["labels"]["alertname"] == "LakequeueQueueStuck" and alert["state"] == "firing"
         }  # fmt: skip
 
-    without = {"egress", "no_consumer", "delayed", "held"}  # nobody there, or nothing is ready
+    without = {"egress", "no_consumer", "delayed", "held"}  # no target, or nothing is ready
     wanted = {case.code for case in CASES} - without
     check_until(stuck, wanted)
     assert stuck() == wanted

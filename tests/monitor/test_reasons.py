@@ -33,8 +33,8 @@ def seen(connection: Any, queue: str) -> list[Waiting]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
-def test_why_it_does_not_move(engine: Any, case: Case) -> None:
-    """The command says it, to people and to programs."""
+def test_the_reasons_why_a_queue_does_not_move(engine: Any, case: Case) -> None:
+    """The command explains it to people and to programs."""
     ids = [m.id for m in engine.admin().browse(case.code)]
     text = case.text.format(*ids)
     words = ["queues", case.code, "--url", URL]
@@ -58,7 +58,7 @@ def define(connection: Any, **keys: Any) -> None:
 
 
 def test_a_queue_that_moves_has_no_reason(alone: Any) -> None:
-    """Between two steps something may be ready and somebody have room."""
+    """Between two steps a message may be ready while a consumer has room."""
     define(alone)
     send(alone, "orders", {"price": 101})
     queue = alone.admin().describe("orders") | {"blocked": None}
@@ -69,7 +69,7 @@ def test_a_queue_that_moves_has_no_reason(alone: Any) -> None:
     assert reasons(queue | {"consumers": [taken]}, messages, alone.now()) == []
 
 
-def test_only_the_first_are_active(alone: Any) -> None:
+def test_only_the_first_consumers_are_active(alone: Any) -> None:
     define(alone, target_queue_depth=1000)
     consumer = alone.consumer("orders", max_backlog=10, filter="/n > 1000")
     producer = alone.producer(window=5000)
@@ -82,7 +82,7 @@ def test_only_the_first_are_active(alone: Any) -> None:
     consumer.close()
 
 
-def test_deep_queues_are_looked_at_in_part(alone: Any) -> None:
+def test_deep_queues_are_inspected_in_part(alone: Any) -> None:
     define(alone)
     consumer = alone.consumer("orders", max_backlog=1, filter="/n > 300")
     send(alone, "orders", *({"n": n} for n in range(LOOKED_AT + 50)))
@@ -92,7 +92,7 @@ def test_deep_queues_are_looked_at_in_part(alone: Any) -> None:
     consumer.close()
 
 
-def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
+def test_names_are_escaped_for_a_terminal(alone: Any) -> None:
     define(alone, max_per_subscription_backlog=1)
     name = "bold\x1b[1m[red]\n"
     consumer = alone.consumer("orders", name=name)
@@ -103,7 +103,7 @@ def test_names_say_nothing_to_a_terminal(alone: Any) -> None:
     consumer.close()
 
 
-def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
+def test_fewer_large_messages_are_inspected(alone: Any) -> None:
     define(alone)
     send(alone, "orders", *({"n": "x" * 300_000} for _ in range(9)))
     queue, messages = described(alone, "orders")
@@ -111,7 +111,7 @@ def test_of_large_messages_fewer_are_looked_at(alone: Any) -> None:
 
 
 def test_a_command_is_safe_to_copy(alone: Any) -> None:
-    """What others named is one word to the shell into which it is pasted."""
+    """Names chosen by others are one word for the shell."""
     name = "x; rm -rf $HOME `id`"
     define(alone, name=name, underlying_topic="t")
     send(alone, name, {})

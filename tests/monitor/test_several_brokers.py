@@ -1,5 +1,5 @@
-"""Page and terminal of an engine with several brokers: queues wherever they are, those of several
-hosts added up with each one's share, and brokers that do not answer (Q5, H4)."""
+"""Page and terminal of an engine with several brokers: queues on any broker, queues with several
+hosts added up with each host's share, and brokers that do not answer (Q5, H4)."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def mesh() -> Iterator[Any]:
 
 @pytest.fixture
 def vpn_monitor(mesh: Any) -> Iterator[VpnMonitor]:
-    """Its looks take no time, so each is a new one."""
+    """Its snapshots take no time, so each request makes a new one."""
     one = VpnMonitor(lambda: lakequeue.connect(mesh.case_url), every_s=0, clock=lambda: 1.0)
     yield one
     one.close()
 
 
 def cells(text: str, row: str) -> list[str]:
-    """A table row's cells, without what is only markup."""
+    """A table row's cells, without markup."""
     found = re.search(rf'<tr>\s*<th scope="row">(?:<a[^>]*>)?{row}\b.*?</tr>', text, re.S)
     assert found, row
     parts = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", found[0], re.S)
     return [" ".join(unescape(re.sub("<[^>]+>", "", part)).split()) for part in parts]
 
 
-def test_queues_of_all_brokers_are_seen(mesh: Any, vpn_monitor: VpnMonitor) -> None:
+def test_queues_of_all_brokers_are_shown(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     seen = vpn_monitor.look()
     depths = {queue["name"]: queue["depth"] for queue in seen.queues}
     assert depths == {"near": 1, "far": 2, "both": 7}
@@ -92,7 +92,7 @@ def test_the_page_shows_each_brokers_share(mesh: Any) -> None:
 
 
 def test_messages_wait_for_consumers_elsewhere(mesh: Any, vpn_monitor: VpnMonitor) -> None:
-    """A host without consumers gives its messages to others' (H4): it is those that are full."""
+    """A host without consumers gives its messages to others' (H4): those consumers are full."""
     consumer = mesh.west.consumer("both", max_backlog=1, ack_mode="individual", name="worker")
     queue, messages = vpn_monitor.queue("both")
     texts = [reason["text"] for reason in queue["why"]]
@@ -102,7 +102,7 @@ def test_messages_wait_for_consumers_elsewhere(mesh: Any, vpn_monitor: VpnMonito
     consumer.close()
 
 
-def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, vpn_monitor: VpnMonitor) -> None:
+def test_a_stopped_broker_hides_no_other(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     vpn_monitor.look()
     mesh.engine.brokers[1].is_stopped = True
     send(mesh, "near", {"n": 2})
@@ -110,14 +110,14 @@ def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, vpn_monitor: VpnMoni
     assert {q["name"]: q["depth"] for q in seen.queues} == {"near": 2, "far": 2, "both": 7}
     said = "Broker west is failed: the last answer is shown."
     assert (seen.problem, seen.silent) == ("", said)
-    assert vpn_monitor.queue("both")[0]["depth"] == 3  # what the others have
+    assert vpn_monitor.queue("both")[0]["depth"] == 3  # messages of the other hosts
     with pytest.raises(lakequeue.LakequeueError, match=r"'far'; broker west is failed"):
         vpn_monitor.queue("far")
     page = Served(mesh.case_url)
     text = page.get("/")
     assert said in text
     assert '<span class="badge bad">failed</span>' in text
-    assert "far" not in text.partition("<tbody>")[2].partition("both")[2]  # it never said
+    assert "far" not in text.partition("<tbody>")[2].partition("both")[2]  # it never reported
     page.close()
     mesh.engine.brokers[0].is_stopped = True
     assert vpn_monitor.look().problem == "Broker east is failed; Broker west is failed"
@@ -125,7 +125,7 @@ def test_a_broker_that_does_not_run_hides_nobody(mesh: Any, vpn_monitor: VpnMoni
         broker.is_stopped = False
 
 
-def test_the_terminal_shows_them(mesh: Any, vpn_monitor: VpnMonitor) -> None:
+def test_the_terminal_shows_all_brokers(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     def shown(view: Screen) -> str:
         console = Console(width=160, height=40, file=io.StringIO(), record=True)
         console.print(terminal.screen(vpn_monitor, view, 40))
@@ -144,8 +144,8 @@ def test_the_terminal_shows_them(mesh: Any, vpn_monitor: VpnMonitor) -> None:
     mesh.engine.brokers[1].is_stopped = False
 
 
-def test_waiting_times_are_of_all_hosts(mesh: Any) -> None:
-    """Cumulative counts of two brokers add up; they are not a row of their own."""
+def test_waiting_times_combine_all_hosts(mesh: Any) -> None:
+    """Cumulative counts of two brokers are added, not read as one growing series."""
     two = METRICS + "".join(
         line.replace('broker="b"', 'broker="c"').replace(" 10\n", " 30\n")
         for line in METRICS.splitlines(keepends=True)[-3:]

@@ -1,4 +1,4 @@
-"""`lakequeue top`: what is on the screen, and what keys do."""
+"""`lakequeue top`: the screen, and the keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shown(vpn_monitor: VpnMonitor, view: Screen, height: int = 40) -> str:
     return console.export_text()
 
 
-def test_all_queues_and_what_they_wait_for(vpn_monitor: VpnMonitor) -> None:
+def test_all_queues_with_their_reasons(vpn_monitor: VpnMonitor) -> None:
     text = shown(vpn_monitor, Screen())
     for case in CASES:
         assert case.code in text
@@ -51,8 +51,8 @@ CRAFTED = [
 
 
 @pytest.mark.parametrize("text", CRAFTED)
-def test_what_others_named_does_not_speak_to_the_terminal(text: str) -> None:
-    name = "".join(c for c in text if c >= " " and not "\x7f" <= c <= "\x9f")  # as queues have them
+def test_names_are_escaped_on_the_screen(text: str) -> None:
+    name = "".join(c for c in text if c >= " " and not "\x7f" <= c <= "\x9f")  # as in queues
     with lakequeue.connect("memory://crafted") as engine:
         engine.admin().define({"name": name, "message_type": "json", "underlying_topic": "t"})
         for _ in range(2):
@@ -66,7 +66,7 @@ def test_what_others_named_does_not_speak_to_the_terminal(text: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
-def test_one_queue_says_why(vpn_monitor: VpnMonitor, case: Any) -> None:
+def test_the_details_of_one_queue(vpn_monitor: VpnMonitor, case: Any) -> None:
     ids = [m.id for m in vpn_monitor.queue(case.code)[1]]
     text = " ".join(shown(vpn_monitor, Screen(case.code, open=True)).split())
     assert case.text.format(*ids) in text
@@ -107,8 +107,8 @@ def test_keys_move_open_sort_and_end() -> None:
     )
 
 
-def test_a_whole_run(vpn_monitor: VpnMonitor) -> None:
-    """Choose the deepest, open it, go back, end."""
+def test_a_session_from_start_to_end(vpn_monitor: VpnMonitor) -> None:
+    """Choose the deepest queue, open it, go back, end."""
     keys = iter(["down", "", "enter", "escape", "q"])
     console = Console(width=160, height=40, force_terminal=True, file=io.StringIO())
     show(vpn_monitor, console, lambda wait_s: next(keys), 0.5)
@@ -122,8 +122,8 @@ def test_bars() -> None:
     assert spark([]) == ""
 
 
-def test_keys_of_a_terminal() -> None:
-    """As a terminal sends them; afterwards it is as it was, and its end ends the command."""
+def test_key_sequences_of_a_terminal() -> None:
+    """Also: the terminal is restored afterwards, and its end ends the command."""
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     with keyboard(theirs) as key:
