@@ -35,7 +35,7 @@ def test_kubernetes_understands_it(version: str) -> None:
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_a_mistake_is_found() -> None:
+def test_walks_find_a_planted_mistake() -> None:
     wrong = {**OF_KIND["Deployment"], "spec": {"replicaz": 1}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)

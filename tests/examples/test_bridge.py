@@ -1,4 +1,4 @@
-"""H2, H3: `lakequeue demo bridge` shows head-of-line blocking, and what lanes make of it."""
+"""H2, H3: `lakequeue demo bridge` shows head-of-line blocking, and its remedy: lanes."""
 
 import json
 from itertools import pairwise
@@ -8,7 +8,7 @@ from lakequeue.cli import main
 from lakequeue.examples.demo.blocked_bridge import CONSUMER_BACK_S, RATE
 
 
-def test_h2_h3_the_picture_of_rates_with_one_lane_and_with_lanes() -> None:
+def test_h2_h3_the_chart_of_rates_with_one_lane_and_with_lanes() -> None:
     done = CliRunner().invoke(main, ["demo", "bridge", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
@@ -24,7 +24,7 @@ def test_h2_h3_the_picture_of_rates_with_one_lane_and_with_lanes() -> None:
     assert "each message arrived once, in order" in done.stderr
 
 
-def test_it_needs_no_home() -> None:
+def test_demo_bridge_needs_no_home() -> None:
     done = CliRunner().invoke(main, ["demo", "bridge", "--home", "x"])
     assert done.exit_code == 2
     assert "--home belongs to the stories" in done.output

@@ -27,7 +27,7 @@ def test_the_subset_is_the_first_in_time_order() -> None:
     assert flights.description.startswith("the first 2,000 of 336,776 flights")
 
 
-def test_what_is_missing_is_null_and_whole_numbers_are_integers() -> None:
+def test_missing_values_are_null_and_whole_numbers_are_integers() -> None:
     rows = [json.loads(p) for day in read_flights(2000).days for p in day.payloads]
     assert {row["dep_delay"] for row in rows if row["dep_time"] is None} == {None}
     assert all(isinstance(row["dep_delay"], int | None) for row in rows)
@@ -45,7 +45,7 @@ def test_expected_counts_agree_with_the_filters() -> None:
     assert json.loads(markers[0]) == {"end_of_day": "2013-01-01"}
 
 
-def test_the_demos_queues_load() -> None:
+def test_the_demos_configuration_loads() -> None:
     queues = {queue.name: queue for queue in load(CONFIGURATION).queues}
     assert set(queues) == {"flights", "delayed", "united"}
     assert {queue.underlying_topic for queue in queues.values()} == {"flights"}
@@ -84,20 +84,20 @@ def test_accounts_add_up() -> None:
     assert (found.acknowledged, found.expired, found.left) == (2, 0, 1)
 
 
-def test_a_lost_message_shows() -> None:
+def test_the_accounts_show_a_lost_message() -> None:
     rows = journal((1, "spooled", "1 2 3"), (2, "acknowledged", "1 2"))
     found = account(rows, 3, 0, spooled=3, acknowledged=2)
     assert found.problems == ("spooled: 3 in Delta, 2 acknowledged, expired or still there",)
 
 
-def test_a_journal_with_holes_shows() -> None:
+def test_the_accounts_show_holes_in_the_journal() -> None:
     assert len(account(journal((1, "spooled", "1")), 2, 2, spooled=2).problems) == 3
 
 
 @pytest.mark.parametrize(
     ("acked_2", "delivered_4", "wrong"), [(5, 5, 0), (5, 6, 0), (6, 5, 1), (5, 4, 1)]
 )
-def test_barriers_that_are_overtaken_show(acked_2: int, delivered_4: int, wrong: int) -> None:
+def test_the_accounts_show_an_overtaken_barrier(acked_2: int, delivered_4: int, wrong: int) -> None:
     """O3: 3 is a barrier, delivered in step 5."""
     rows = journal(
         (1, "spooled", "1 2 3 4"), (1, "delivered", "1 2"), (2, "acknowledged", "1"),
@@ -108,6 +108,6 @@ def test_barriers_that_are_overtaken_show(acked_2: int, delivered_4: int, wrong:
     assert (found.delivered, found.wrong) == (1, wrong)
 
 
-def test_no_barriers_no_fault() -> None:
+def test_accounts_without_barriers() -> None:
     found = check_barriers(journal((1, "spooled", "1")), "q")
     assert (found.delivered, found.wrong) == (0, 0)

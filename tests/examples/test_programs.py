@@ -1,4 +1,4 @@
-"""The programs that people copy from examples/, run on the engine in memory."""
+"""The programs in examples/ that people copy, run on the engine in memory."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ QUEUES = {
 
 
 def program(name: str) -> ModuleType:
-    """A program as somebody runs it: from its file."""
+    """A program, run from its file as a user would."""
     spec = importlib.util.spec_from_file_location(f"copied_{name}", EXAMPLES / f"{name}.py")
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
@@ -41,7 +41,7 @@ def program(name: str) -> ModuleType:
 
 
 def said_by(monkeypatch: pytest.MonkeyPatch, name: str, *arguments: str) -> Any:
-    """With what a program exits."""
+    """The message with which a program exits."""
     monkeypatch.setattr(sys, "argv", [name, *arguments])
     with pytest.raises(SystemExit) as ended:
         run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
@@ -54,7 +54,7 @@ def connection() -> Iterator[lakequeue.Connection]:
         yield connection
 
 
-def test_the_worker_settles_by_what_happened(
+def test_the_worker_settles_each_message_by_its_outcome(
     connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker, stop = program("worker"), threading.Event()
@@ -85,7 +85,7 @@ def test_the_worker_settles_by_what_happened(
     ("second", "status", "out", "err"),
     [(2, 0, "2 of 2 stored\n", []), (0, 1, "1 of 2 stored\n", ["""refused: '{"id": 0}'"""])],
 )
-def test_the_publisher_reads_lines_and_tells_what_was_not_stored(
+def test_the_publisher_reads_lines_and_reports_refused_messages(
     second: int, status: int, out: str, err: list[str], monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -98,13 +98,13 @@ def test_the_publisher_reads_lines_and_tells_what_was_not_stored(
     assert (told.out, [line[:20] for line in told.err.splitlines()]) == (out, err)
 
 
-def test_a_reply_finds_its_request(connection: lakequeue.Connection) -> None:
+def test_a_reply_reaches_its_request(connection: lakequeue.Connection) -> None:
     example = program("request_reply")
     with example.Requester(connection) as one, example.Requester(connection) as other:
         first, second, third = one.send("apples"), other.send("pears"), one.send("plums")
         assert example.serve(connection, timeout=0) == 3
         assert other.receive(second) == "1.60"
-        assert one.receive(third) == "unknown", "a reply to another request is passed over"
+        assert one.receive(third) == "unknown", "a reply to another request is ignored"
         late = one.send("pears")
         with pytest.raises(TimeoutError, match="no reply within 10"):
             one.receive(late)
@@ -113,7 +113,7 @@ def test_a_reply_finds_its_request(connection: lakequeue.Connection) -> None:
     assert names == {"orders", "dead", "prices"}, "queues for replies are deleted"
 
 
-def test_a_request_of_a_client_that_has_gone_is_rejected(connection: lakequeue.Connection) -> None:
+def test_a_request_of_a_departed_client_is_rejected(connection: lakequeue.Connection) -> None:
     example = program("request_reply")
     with example.Requester(connection) as gone:
         gone.send("apples")
@@ -121,10 +121,10 @@ def test_a_request_of_a_client_that_has_gone_is_rejected(connection: lakequeue.C
     assert connection.admin().describe("prices")["depth"] == 0
 
 
-def test_a_request_without_an_address_for_its_reply_is_rejected(
+def test_a_request_without_a_reply_address_is_rejected(
     connection: lakequeue.Connection,
 ) -> None:
-    """`lakequeue publish prices` sends such ones; the next request is answered all the same."""
+    """`lakequeue publish prices` sends such requests; the next request is answered all the same."""
     example = program("request_reply")
     connection.producer().send("prices", "apples")
     with example.Requester(connection) as requester:
@@ -142,7 +142,7 @@ def test_a_server_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said_by(monkeypatch, "request_reply", "serve", "memory://") == 130
 
 
-def test_the_spark_job_is_the_one_of_the_documentation() -> None:
+def test_the_spark_job_is_the_documented_one() -> None:
     """A job test runs the page's code on a real engine."""
     page = (ROOT / "docs/how-to/spark-jobs.md").read_text()
     printed = page.partition("```python job\n")[2].partition("```")[0]

@@ -1,7 +1,7 @@
-"""Commands and records that no honest client writes: right ones, changed in one or more places.
+"""Commands and records that no honest client writes: valid ones, changed in one or more places.
 
-Everything is made from one `random.Random`, so a seed is a whole run. A value is a plain Python
-value; `encode` writes it as JSON by hand where no JSON library would (NaN, double keys, lone
+Everything is made from one `random.Random`, so a seed determines a whole run. A value is a plain
+Python value; `encode` writes by hand the JSON that no library would write (NaN, double keys, lone
 surrogates, numbers of 400 digits, nesting of 5,000).
 """
 
@@ -49,7 +49,7 @@ DURATIONS = ("1ms", "5s", "30s", "1h", "110000000000d", "99999999d", "0s", "-1s"
 
 @dataclass(frozen=True)
 class Incoming:
-    """One record, and by what its outcome is known: a request or a producer's sequence."""
+    """One record, and the key of its outcome: a request or a producer's sequence."""
 
     topic: str
     value: bytes | None
@@ -61,13 +61,13 @@ class Incoming:
 
 
 class Raw(str):
-    """A text that stands in JSON as it is."""
+    """A text that goes into the JSON unchanged."""
 
     __slots__ = ()
 
 
 def encode(value: Any) -> bytes:
-    """JSON, as wrong as the value asks for."""
+    """Encode as JSON, invalid where the value asks for it."""
     return _text(value).encode("utf-8", "surrogatepass")
 
 
@@ -119,7 +119,7 @@ class Mutator:
         return r.choice(IDS)
 
     def definition(self) -> dict[str, Any]:
-        """A queue that is right but for what is drawn wrong."""
+        """A valid queue definition, apart from randomly broken keys."""
         r = self.random
         out: dict[str, Any] = {"name": r.choice(QUEUES), "message_type": "json"}
         periods = (
@@ -158,7 +158,7 @@ class Mutator:
     # Commands
 
     def right(self) -> dict[str, Any]:
-        """A command in which most is right."""
+        """A mostly valid command."""
         r = self.random
         queue = {"queue": r.choice(QUEUES)}
         own = queue | {"subscription": f"s{r.randrange(6)}"}
@@ -217,7 +217,7 @@ class Mutator:
         return {"command": name, **made[name]}
 
     def command(self) -> Incoming:
-        """A command, changed somewhere; most ask for an answer."""
+        """A command, changed somewhere; most request an answer."""
         r = self.random
         self.made += 1
         request = f"r{self.made}"
@@ -265,7 +265,7 @@ class Mutator:
         return None
 
     def _spoil(self, data: bytes) -> bytes:
-        """Bytes that were damaged on the way."""
+        """Damage bytes, as if in transit."""
         r = self.random
         at = r.randrange(len(data) + 1)
         match r.randrange(7):

@@ -1,6 +1,6 @@
-"""Hands records of `mutations` to the step in batches, as the job does, and keeps account.
+"""Passes records of `mutations` to the step in batches, as the job does, and keeps accounts.
 
-What may come of a record: it was carried out, it was answered with an error, or it went to
+Possible outcomes of a record: it was carried out, it was answered with an error, or it went to
 ``<vpn>.rejected``.
 """
 
@@ -21,12 +21,13 @@ NOW = 1_700_000_000_000
 RECORD_BYTES_MAX = 12 * 1024 * 1024
 STEPS_MAX = 2_000
 OF_THE_ENGINE = ("receipts", "journal", "rejected", "directory")
-# What may differ between two commands that were refused: their counts, and their events.
+# Differences allowed between two refused commands: their counts, and their events.
 ACCOUNTS = ("refused", "events")
 
 
 class StepFailed(AssertionError):
-    """A step raised; the cause is chained. Its text has the first of as few records as do it."""
+    """A step raised; the cause is chained. Its text has the first of the fewest records that make
+    it fail."""
 
     def __init__(self, records: list[Incoming]) -> None:
         shown = [(r.topic, (r.value or b"")[:300], (r.meta or b"")[:300]) for r in records[:3]]
@@ -47,7 +48,7 @@ class Fuzz:
         self.start()
 
     def start(self) -> None:
-        """The queues that everything is addressed to."""
+        """Define the queues that all records are addressed to."""
         wide = {"max_per_subscription_backlog": 50, "message_type": "json"}
         for name in QUEUES:
             more: dict[str, Any] = {"orders": {"dead_message_queue": "dead"},
@@ -67,7 +68,7 @@ class Fuzz:
         return dict(pages)
 
     def load(self, pages: dict[str, bytes]) -> None:
-        """The state is this from now on."""
+        """Continue from this state."""
         self.broker = Broker.load(DictStore(pages), Home(), self.limits)
 
     # Batches
@@ -84,7 +85,7 @@ class Fuzz:
         return batch
 
     def hand_over(self, incoming: list[Incoming]) -> list[Any]:
-        """One batch, and the steps until the engine is idle; what was said."""
+        """Take one batch, and steps until the engine is idle. Returns the outputs."""
         batch = self.records(incoming)
         out = list(step(self.broker, batch, self.now))
         for _ in range(STEPS_MAX):
@@ -100,7 +101,7 @@ class Fuzz:
         return out
 
     def check_record(self, record: wire.WireRecord) -> None:
-        """It fits into Kafka, and it is for nobody else."""
+        """The output fits into Kafka, and goes only to its client."""
         inner = wire.headers_list(record.headers)
         size = len(record.key or b"") + len(record.value or b"")
         size += sum(len(k) + len(v) for k, v in inner)
@@ -110,7 +111,7 @@ class Fuzz:
         assert own or kind in OF_THE_ENGINE, f"a record for {record.topic!r}"
 
     def run(self, total: int, largest: int = 60) -> None:
-        """So many records, in batches of every size. Raises StepFailed."""
+        """Take this many records, in batches of every size. Raises StepFailed."""
         done = 0
         while done < total:
             size = min(self.random.choice((1, 3, 10, largest)), total - done)
@@ -148,7 +149,7 @@ class Fuzz:
     # Accounts
 
     def account(self, batch: Batch, incoming: list[Incoming], out: list[Any]) -> None:
-        """Every record that can be known by something was answered, or is with the rejected."""
+        """Every record with a key was answered, or is among the rejected."""
         rejected = {(o.topic, o.offset) for o in out if isinstance(o, RejectedRecord)}
         answered = Counter(o.request for o in out if isinstance(o, Reply))
         errors = {o.request for o in out if isinstance(o, Reply) and o.error is not None}
@@ -160,7 +161,7 @@ class Fuzz:
                 self.counts["answered with an error"] += 1
             elif one.request and answered[one.request]:
                 self.counts["carried out"] += 1
-            else:  # nobody asked: refused without an answer, or carried out
+            else:  # no answer was requested: refused without one, or carried out
                 assert not _readable(one), f"neither answered nor rejected: {one.value!r:.500}"
         receipts = [o for o in out if isinstance(o, Receipts)]
         taken = {(r.producer, number) for r in receipts for number in _settled(r)}
@@ -185,7 +186,7 @@ def _settled(receipt: Receipts) -> list[int]:
 
 
 def _read(value: bytes | None) -> dict[str, Any]:
-    """What is JSON, and an object; else nothing."""
+    """The value if the bytes are a JSON object, otherwise an empty one."""
     try:
         found = msgspec.json.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -194,7 +195,7 @@ def _read(value: bytes | None) -> dict[str, Any]:
 
 
 def _readable(one: Incoming) -> bool:
-    """Whether it is JSON with this very request, so that somebody waits for the answer."""
+    """Whether it is JSON with exactly this request, so that a client waits for the answer."""
     reply = _read(one.value).get("reply")
     return bool(one.request) and isinstance(reply, dict) and reply.get("request") == one.request
 
@@ -204,7 +205,7 @@ def _command(value: dict[str, Any]) -> Incoming:
 
 
 def without_accounts(pages: dict[str, bytes]) -> dict[str, Any]:
-    """The pages without what may differ between two commands that were refused."""
+    """The pages without the differences allowed between two refused commands."""
     found: dict[str, Any] = {k: v for k, v in pages.items() if not k.startswith("e/")}
     header = msgspec.msgpack.decode(found["broker"], strict=False)
     return found | {"broker": {k: v for k, v in header.items() if k not in ACCOUNTS}}

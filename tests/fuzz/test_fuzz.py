@@ -1,6 +1,6 @@
-"""Nothing from outside stops a step, and everything that comes in is accounted for.
+"""No input from outside stops a step, and all input is accounted for.
 
-`LAKEQUEUE_FUZZ=40` hands over 300,000 mutated commands and records instead of 7,500.
+`LAKEQUEUE_FUZZ=40` takes 300,000 mutated commands and records instead of 7,500.
 """
 
 import json
@@ -23,19 +23,20 @@ REPLY = {**INBOX, "request": "one"}
 
 @pytest.mark.parametrize("seed", range(3 * TIMES))
 def test_S1_no_record_stops_a_step(seed: int) -> None:
-    """Each is carried out, answered with an error, or with the rejected; the state stays whole."""
+    """Each is carried out, answered with an error, or among the rejected; the state stays
+    consistent."""
     fuzz = Fuzz(seed)
     fuzz.run(RECORDS_PER_SEED)
     counts = fuzz.counts
     assert counts["records"] == RECORDS_PER_SEED
-    # What the numbers are worth: neither is all refused, nor is all carried out.
+    # The figures mean something: neither is everything refused, nor everything carried out.
     for outcome in ("rejected", "answered with an error", "carried out", "receipts"):
         assert counts[outcome] > RECORDS_PER_SEED // 40, (outcome, counts)
 
 
 @pytest.mark.parametrize("seed", range(TIMES))
 def test_R1_no_record_stops_the_tables(seed: int, tmp_path: Path) -> None:
-    """They have each record, those that say that they are runs too."""
+    """They have each record, also those that claim to be batches."""
     mutator = Mutator(seed)
     for history, make in ((False, mutator.message), (True, mutator.command)):
         records = []
@@ -52,7 +53,7 @@ def test_R1_no_record_stops_the_tables(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(TIMES))
 def test_S1_a_wrong_command_changes_nothing(seed: int) -> None:
-    """Two copies of one state, two commands that are refused: the states stay equal."""
+    """Two copies of one state, two refused commands: the states stay equal."""
     fuzz = Fuzz(100_000 + seed)
     fuzz.run(400)
     compared = 0
@@ -75,7 +76,7 @@ def test_S1_a_wrong_command_changes_nothing(seed: int) -> None:
 
 
 def outcome_of(out: list[Any]) -> str | None:
-    """How a command was refused; None where it was not."""
+    """The reason for which a command was refused; None where it was not."""
     if any(isinstance(o, RejectedRecord) for o in out):
         return "rejected"
     wrong = any(isinstance(o, Reply) and o.error is not None for o in out)
@@ -86,7 +87,7 @@ def command(**value: Any) -> Incoming:
     return Incoming("default.commands", encode({**value, "reply": REPLY}), request="one")
 
 
-# A command that is refused in this way, and plainly changes nothing.
+# A command that is refused for the same reason, and certainly changes nothing.
 KNOWN = {
     "rejected": command(command="tick", x=1),
     "answered": command(command="ack", queue="nobody", ids="1"),
@@ -94,8 +95,8 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("topic", ["", ".", "default.commands", "other.deliveries", "x" * 300])
-def test_S1_an_answer_goes_to_nobody_else(topic: str) -> None:
-    """A tenant cannot have anything written to topics that are not its own inboxes."""
+def test_S1_an_answer_goes_only_to_its_client(topic: str) -> None:
+    """A tenant cannot have anything written to topics other than its own inboxes."""
     fuzz = Fuzz(0)
     value = {"command": "queues", "reply": {"topic": topic, "request": "one"}}
     out = fuzz.hand_over([Incoming("default.commands", encode(value))])

@@ -1,18 +1,18 @@
 """An auditor for steps under budgets, where many orders of events are right (as `auditor.zig` has).
 
 With budgets so small that each command takes several steps, deliveries come in between, and the
-model's one order is only one of those allowed. What must hold of all of them is held against what
-the engine itself said, journal and deliveries:
+model's order is only one of those allowed. The auditor checks what must hold of all of them against
+the engine's own journal and deliveries:
 
-- a message's journal is a life: it enters, is with one subscription at a time (L3), comes back or
+- a message's journal is a life: it enters, is leased to one subscription at a time (L3), returns or
   not, and ends once; nothing happens to it after its end;
-- what was delivered is what the journal says was delivered, to whom;
+- deliveries agree with the journal, message and receiver;
 - the counters are the sums of the journal;
-- what is due has been done when the engine says that it is idle;
+- no work that is due is left when the engine reports to be idle;
 - safety first, then liveness: when the trouble stops, every queue drains, and every message that
   was acknowledged to its producer has ended, once in each queue that it entered.
 
-Subscriptions take everything and keep it until a command names it; commands are drawn blindly.
+Subscriptions keep everything they get until a command names it; commands are drawn at random.
 """
 
 import json
@@ -35,7 +35,7 @@ ENDS = {
 }  # fmt: skip
 BACK = {"returned", "lease_ended", "canceled"}
 GIVEN = {"delivered", "redelivered"}
-# What a cancel, a return or the end of a lease may be followed by in the same breath (L5, L6).
+# The events that may follow a cancel, a return or the end of a lease within the same step (L5, L6).
 COUNTED = ("acknowledged", "expired", "purged", "replaced", "redriven", "canceled", "spooled")
 CHANGES: tuple[dict[str, Any], ...] = (
     {"priority": "/p"}, {"priority": None}, {"barrier_expression": "/k = 4"}, {"filter": "/n > 3"},
@@ -62,7 +62,7 @@ class Auditor:
         self.accepted: set[str] = set()
 
     def see(self, outputs: list[Any]) -> None:
-        """What one step said."""
+        """Check the outputs of one step."""
         sent: Counter[tuple[str, str, str]] = Counter()
         told: Counter[tuple[str, str, str]] = Counter()
         for output in outputs:
@@ -108,7 +108,7 @@ class Auditor:
             self.ended.add(place)
 
     def forget(self, queue: str) -> None:
-        """A queue that was deleted counts anew."""
+        """A deleted queue counts from zero."""
         self.counts = Counter({k: n for k, n in self.counts.items() if k[0] != queue})
 
     def compare(self, queue: str, seen: dict[str, Any]) -> None:
@@ -123,7 +123,8 @@ class Auditor:
 
 
 class Trouble:
-    """Blind commands and publishes in batches; every step is audited. steps: of what."""
+    """Random commands and publishes in batches; every step is audited. steps: the driver of what is
+    tested."""
 
     def __init__(self, seed: int, steps: type = Steps, **options: Any) -> None:
         self.random = random.Random(seed)
@@ -186,7 +187,7 @@ class Trouble:
         flow = r.choice(self.flows[-8:])
         own = {"queue": flow.split("-")[0], "subscription": flow}
         name = r.choice(("orders", "orders", "orders", "copies", "dead"))
-        some = own | r.choice(({}, {}, {}, {"queue": name}))  # it may be another's
+        some = own | r.choice(({}, {}, {}, {"queue": name}))  # it may be another subscription's
         match r.randrange(25):
             case 0:
                 return c.TransportAck(**own, received=r.randrange(30))
@@ -247,7 +248,7 @@ class Trouble:
         return c.Define(definition=self.orders)
 
     def check_drained(self) -> None:
-        """The trouble stops: everybody goes, one comes who takes all, time passes."""
+        """The trouble stops: all consumers leave, one comes that takes everything, time passes."""
         plain = {"name": "orders", "message_type": "json", "max_per_subscription_backlog": 40}
         self.run([c.Unsubscribe(queue=f.split("-")[0], subscription=f) for f in self.flows], [])
         self.run([c.Define(definition=plain)], [])

@@ -1,8 +1,8 @@
-"""Walks in batches: many commands and publishes joined in one step, as the job hands them over.
+"""Walks in batches: many commands and publishes joined in one step, as the job takes them.
 
 A walk is a list of batches, a batch a list of operations, an operation a name and small numbers
-that are taken modulo what there is to choose from; so every part of a walk is a walk too. Queues
-are defined again in all ways while they hold messages (Q9). No client is in between.
+that are taken modulo the number of choices; so every part of a walk is a walk too. Queues are
+redefined in all ways while they hold messages (Q9). There is no client.
 """
 
 import json
@@ -21,7 +21,7 @@ from rules.steps import NOW, REPLY, Steps, replies, subscribe
 Operation = tuple[Any, ...]
 Batches = list[list[Operation]]
 Part = TypeVar("Part")
-TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))  # so many times as many walks
+TIMES = int(os.environ.get("LAKEQUEUE_WALKS", "1"))  # this many times as many walks
 
 TTLS = (None, None, None, None, None, None, "700ms", "3100ms", "9700ms")
 DELAYS = (None, None, "300ms", "1300ms", "4700ms")
@@ -65,13 +65,13 @@ ARGUMENTS = {
 
 
 class Walk:
-    """The engine and the model side by side; options go to `step`. heard: when a consumer's
-    heartbeat was last heard; lost: those that have stopped; answers: of requests, as expected."""
+    """The engine and the model side by side; options go to `step`. heard: each consumer's last
+    heartbeat; lost: those that have stopped; answers: of requests, as expected."""
 
     NAMES: tuple[str, ...] = NAMES
     REDEFINITIONS = REDEFINITIONS
-    TO = ("orders",) * 7 + ("copies",)  # what subscriptions are to
-    HAS_SESSIONS = False  # beside heartbeats, much that is due at once goes on in parts
+    TO = ("orders",) * 7 + ("copies",)  # names of subscriptions
+    HAS_SESSIONS = False  # beside heartbeats, much that is due at once continues in parts
 
     def __init__(
         self, definitions: list[dict[str, Any]], engine: Any = None, **options: Any
@@ -102,7 +102,7 @@ class Walk:
         return self
 
     def one_batch(self, batch: list[Operation]) -> None:
-        """Commands first, then publishes, as the step does them; then what is due."""
+        """Commands first, then publishes, as in a step; then due work."""
         if batch and batch[0][0] in ALONE:
             getattr(self, "do_" + batch[0][0])(*batch[0][1:])
             return
@@ -180,7 +180,7 @@ class Walk:
             self.say(c.Ack, flow, ids=",".join(map(str, held)))
 
     def do_up_to(self, which: int, message: int) -> None:
-        """L13. Silent: what the order of a cumulative ack is where priorities differ."""
+        """L13. Silent: the order of a cumulative ack where priorities differ."""
         flow = self.pick(which)
         held = self.held(flow) if flow else []
         if flow is not None and held and all(e.rank == held[0].rank for e in held):
@@ -195,7 +195,7 @@ class Walk:
             self.say(c.Ack, flow, ids=str(number))
 
     def do_ack_where(self, which: int, kind: int) -> None:
-        """Only where the consumer holds all that match: the rule is silent on the others."""
+        """Only where the consumer holds all matches: the rule is silent on the others."""
         if flow := self.pick(which):
             where = f"/k = {kind % 5}"
             matching = [e for e in self.model.queues[flow.queue].active() if e.matches(where)]
@@ -258,11 +258,11 @@ class Walk:
         return keys.get("max_spool_usage") == 0 and len(self.model.queues[name].entries) > 1
 
     def has_order(self) -> bool:
-        """Silent: what is active where priorities or barriers entered before (R5)."""
+        """Silent: the active messages where priorities or barriers entered before (R5)."""
         return any(e.rank or e.is_barrier for e in self.model.queues["orders"].entries)
 
     def do_anew(self) -> None:
-        """Deleted and defined in one batch: what was in is gone, and so are its consumers (S7)."""
+        """Delete and define in one batch: the old messages and consumers are gone (S7)."""
         if self.has("copies"):
             self.delete("copies")
             self.define(self.companions["copies"])
@@ -289,7 +289,7 @@ class Walk:
     # Alone in their batch
 
     def do_advance(self, pause: int) -> None:
-        """From deadline to deadline, so that the order of what happens is plain."""
+        """From deadline to deadline, so that the order of events is unambiguous."""
         target = self.model.now + PAUSES_MS[pause % len(PAUSES_MS)]
         while (deadline := self.model.next_deadline()) is not None and deadline <= target:
             self.model.now = max(self.model.now, deadline)
@@ -301,7 +301,7 @@ class Walk:
     def do_restart(self) -> None:
         self.steps.restart()
 
-    # Saying and choosing
+    # Commands and choices
 
     def say(self, kind: type, flow: Subscription, **fields: Any) -> None:
         self.commands.append(kind(queue=flow.queue, subscription=flow.name, **fields))
@@ -319,7 +319,7 @@ class Walk:
         return all(name in self.model.queues for name in names)
 
     def forget_flows(self) -> None:
-        """Those that are no subscription any more."""
+        """Forget flows that are no subscription any more."""
         living = {s.number for s in self.model.subscriptions}
         self.flows = {name: number for name, number in self.flows.items() if number in living}
 
@@ -348,7 +348,7 @@ class Walk:
             self.heard[name] = self.model.now
 
     def hand_over(self) -> None:
-        """One batch for the engine; then all that can be seen of it is compared."""
+        """Pass one batch to the engine, then compare all that can be observed."""
         self.beat()
         self.steps.now = NOW + self.model.now
         out = self.steps.run(self.commands, self.publishes)
@@ -384,7 +384,7 @@ class Walk:
             assert found == expected, f"{name} received {found}, the model says {expected}"
 
     def browsed(self, name: str) -> list[dict[str, Any]]:
-        """All that is in a queue, in as many parts as it is answered."""
+        """All messages of a queue, in as many parts as the engine answers with."""
         found: list[dict[str, Any]] = []
         command = c.Browse(queue=name, limit=10_000, reply=REPLY)
         checked, self.steps.checked = getattr(self.steps, "checked", False), False
@@ -397,7 +397,7 @@ class Walk:
         return found
 
     def look(self) -> None:
-        """Everything that can be asked for; `run` has checked the invariants."""
+        """Compare all that can be inspected; `run` has checked the invariants."""
         names = list(self.model.queues)
         asked = [c.Describe(queue=name, reply=REPLY) for name in names]
         answers = [r.result for r in replies(self.steps.run(asked))]
@@ -415,15 +415,15 @@ class Walk:
                 self.compare_row(queue, row)
 
     def compare_row(self, queue: Queue, row: dict[str, Any]) -> None:
-        """What `Browse` shows of a message."""
+        """The row of `Browse` about a message."""
 
     def order_is_silent(self, entries: list[Any]) -> bool:
-        """Silent: in which order one looks."""
+        """Silent: the order of browsing."""
         return any(e.is_barrier for e in entries) and any(e.rank for e in entries)
 
 
 def assert_same_numbers(found: dict[str, int], expected: dict[str, int], queue: Any) -> None:
-    """All equal, but for two that the rules leave open: see the comments."""
+    """All counters are equal, except two that the rules leave open: see the comments."""
     found, expected = dict(found), dict(expected)
     # Whether a barrier counts as delivered, and once or for each receiver; and whether a
     # redelivery counts as `delivered` too.
@@ -471,7 +471,8 @@ def random_queues(r: random.Random) -> list[dict[str, Any]]:
             orders[key] = value
     if orders.get("semantics") == "at-most-once":
         orders.setdefault("fairness_model", "round-robin")
-    # Each its own dead message queue: what becomes of two matches of one message is not ruled yet.
+    # Each has its own dead message queue: no rule says what becomes of two matches of one message
+    # there.
     dead = {"name": "dead", "message_type": "json", "expiration": "30s", "max_spool_messages": 20}
     copies = {
         "name": "copies", "message_type": "json", "underlying_topic": "ord.*", "filter": "/k = 1",
@@ -484,7 +485,7 @@ def random_queues(r: random.Random) -> list[dict[str, Any]]:
 def random_batches(
     r: random.Random, batches: int, longest: int, most: int, walk: type[Walk] = Walk
 ) -> Batches:
-    """Batches of up to `longest` operations; `most`: messages that one publish may be."""
+    """Batches of up to `longest` operations; `most`: the messages of one publish."""
     start: list[Operation] = [("subscribe", 5, 0, 0, 0), ("subscribe", 2, 3, 0, 0)]
     made: Batches = [[*start, ("publish", 6, 0, 0, 0)]]
     for _ in range(batches):
@@ -507,7 +508,7 @@ def random_operation(r: random.Random, most: int, walk: type[Walk]) -> Operation
 
 
 def shortest(parts: list[Part], fails: Callable[[list[Part]], bool]) -> list[Part]:
-    """As little of a walk as still fails, as far as `SHORTENING_S` goes."""
+    """The smallest part of a walk that still fails, as far as `SHORTENING_S` reaches."""
     until = time.monotonic() + SHORTENING_S
     size = max(len(parts) // 2, 1)
     while size:

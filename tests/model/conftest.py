@@ -1,4 +1,4 @@
-"""Walks are short (R5)."""
+"""Settings for short walks (R5)."""
 
 import pytest
 

@@ -1,5 +1,5 @@
-"""Mistakes that a real engine could make, each in a naive model: walks beside the right one must
-find it, or their judge sees nothing."""
+"""Mistakes that a real engine could make, each in a naive model. Walks beside the correct model
+must find each of them; otherwise their judge is blind."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from reference.model import Entry, Model, Queue, Refused, Subscription
 
 @contextmanager
 def defined_as(queue: Queue, **keys: Any) -> Iterator[None]:
-    """For a moment the queue is defined otherwise."""
+    """Change the queue's definition for a moment."""
     before, queue.definition = queue.definition, queue.definition | keys
     try:
         yield
@@ -45,7 +45,8 @@ class NeverStrict(Model):
 
 
 class DefersEverything(Model):
-    """L9: also what is gone is remembered, and comes back to the dead message queue."""
+    """L9: remembers ids of messages that have left, and refuses them when they return to the dead
+    message queue."""
 
     def take_in(self, queue: Queue, entry: Entry) -> None:
         queue.deferred = {i: t for i, t in queue.deferred.items() if i != entry.id}
@@ -91,7 +92,7 @@ class TiesToTheLast(Model):
 
 
 class TurnStartsAnew(Model):
-    """F2: every turn begins with the first."""
+    """F2: every round begins with the first."""
 
     def choose(self, queue: Queue, able: list[Subscription]) -> Subscription:
         queue.served_last = 0
@@ -99,7 +100,7 @@ class TurnStartsAnew(Model):
 
 
 class HeadBlocks(Model):
-    """F5: what nobody takes holds back the rest."""
+    """F5: a message that nobody takes blocks the others."""
 
     def deliver_first(self, queue: Queue) -> bool:
         first = next((e for e in queue.in_order() if e.state == "ready"), None)
@@ -109,7 +110,7 @@ class HeadBlocks(Model):
 
 
 class BarrierToOne(Model):
-    """O3: the barrier goes to one subscription."""
+    """O3: a barrier goes to one subscription only."""
 
     def bound_to(self, queue: Queue) -> list[Subscription]:
         bound = super().bound_to(queue)
@@ -118,14 +119,14 @@ class BarrierToOne(Model):
 
 
 class LeasesProtect(Model):
-    """X3: what is leased does not expire."""
+    """X3: a leased message does not expire."""
 
     def expires_at(self, queue: Queue, entry: Entry) -> int | None:
         return None if entry.holder is not None else super().expires_at(queue, entry)
 
 
 class EarliestAlways(Model):
-    """X2: the smaller, whatever the model."""
+    """X2: the smaller value, whatever the model."""
 
     def life_of(self, queue: Queue, entry: Entry) -> int | None:
         with defined_as(queue, expiration_model="earliest"):
@@ -149,7 +150,7 @@ class StarTakesManyLevels(Model):
 
 
 class ForgetsWhatWasSpooled(Model):
-    """S7: with a subscription goes what it brought."""
+    """S7: deleting a subscription removes the messages it brought."""
 
     def unsubscribe_topic(self, name: str, pattern: str) -> None:
         super().unsubscribe_topic(name, pattern)
@@ -159,7 +160,7 @@ class ForgetsWhatWasSpooled(Model):
 
 
 class DeadTtlCounts(Model):
-    """X5: a dead message still has a TTL of its publisher's."""
+    """X5: a dead message keeps its publisher's TTL."""
 
     def take_in(self, queue: Queue, entry: Entry) -> None:
         if entry.was_dead:
@@ -176,7 +177,7 @@ class TakesOneTooMany(Model):
 
 
 class AllAreActive(Model):
-    """R5: an expression finds what is not active yet."""
+    """R5: an expression finds messages that are not active yet."""
 
     def acknowledge_where(self, subscription: Subscription, where: str) -> None:
         with defined_as(self.queues[subscription.queue], target_queue_depth=None):
@@ -184,7 +185,7 @@ class AllAreActive(Model):
 
 
 class LeasedAreNotCounted(Model):
-    """R5: the active set is so many besides those that are leased."""
+    """R5: leased messages do not count among the active ones."""
 
     def deliver_first(self, queue: Queue) -> bool:
         leased = sum(e.state == "leased" for e in queue.entries)
@@ -194,7 +195,7 @@ class LeasedAreNotCounted(Model):
 
 
 class ForgetsPriority(Model):
-    """Q9, Q6: defined again without priority, what is in loses its own."""
+    """Q9, Q6: redefined without priority, stored messages lose theirs."""
 
     def define(self, definition: dict[str, Any]) -> None:
         queue = self.queues.get(definition["name"])
@@ -205,7 +206,7 @@ class ForgetsPriority(Model):
 
 
 class AsksPriorityAgain(Model):
-    """Q6: defined again with another priority, what is in gets it too."""
+    """Q6: redefined with another priority, stored messages get it too."""
 
     def define(self, definition: dict[str, Any]) -> None:
         queue = self.queues.get(definition["name"])
@@ -216,7 +217,7 @@ class AsksPriorityAgain(Model):
 
 
 class FiltersWhatIsIn(Model):
-    """Q9, Q4: a new filter throws out what does not match."""
+    """Q9, Q4: a new filter removes stored messages that do not match."""
 
     def define(self, definition: dict[str, Any]) -> None:
         queue = self.queues.get(definition["name"])
@@ -226,7 +227,7 @@ class FiltersWhatIsIn(Model):
 
 
 class OvertakesBarriers(Model):
-    """O3: what has a priority goes before a barrier that entered before it."""
+    """O3: a message with priority overtakes an earlier barrier."""
 
     def take_in(self, queue: Queue, entry: Entry) -> None:
         super().take_in(queue, entry)
@@ -235,7 +236,7 @@ class OvertakesBarriers(Model):
 
 
 class ForgetsBarriers(Model):
-    """O3: defined again without barriers, those in the queue are none any more."""
+    """O3: redefined without barriers, stored barriers become ordinary messages."""
 
     def define(self, definition: dict[str, Any]) -> None:
         queue = self.queues.get(definition["name"])
@@ -246,7 +247,7 @@ class ForgetsBarriers(Model):
 
 
 class CountsTheUntouched(Model):
-    """L5: what is handed back untouched was an attempt."""
+    """L5: a message handed back unread counts an attempt."""
 
     def hand_back(self, subscription: Subscription, message_id: int) -> None:
         entry = self.queues[subscription.queue].find(message_id)
@@ -256,7 +257,7 @@ class CountsTheUntouched(Model):
 
 
 class EndsWhatHasNoEnd(Model):
-    """L10: a renewal gives an end to a lease that had none."""
+    """L10: a renewal limits a lease that had no end."""
 
     def renew(self, subscription: Subscription, message_id: int, period: str | float) -> bool:
         entry = self.queues[subscription.queue].find(message_id)
@@ -266,7 +267,7 @@ class EndsWhatHasNoEnd(Model):
 
 
 class NewPeriodForOldLeases(Model):
-    """Q9, L4: a new lease period changes leases that were given."""
+    """Q9, L4: a new lease period changes existing leases."""
 
     def define(self, definition: dict[str, Any]) -> None:
         super().define(definition)
@@ -277,7 +278,7 @@ class NewPeriodForOldLeases(Model):
 
 
 class DefinitionsFirst(Model):
-    """Q9: what is said after a redefinition, and before it, is done under the old one."""
+    """Q9: commands before a redefinition are carried out under the new definition."""
 
     def cancel(self, subscription: Subscription, message_id: int, delay: Any = None) -> None:
         queue = self.queues[subscription.queue]
@@ -293,7 +294,7 @@ class DefinitionsFirst(Model):
 
 
 class KeepsTheDeleted(Model):
-    """S7: a queue that is defined anew has what the deleted one had."""
+    """S7: a queue that is defined anew has the deleted one's messages."""
 
     def delete(self, name: str) -> None:
         self.subscriptions = [s for s in self.subscriptions if s.queue != name]
@@ -302,7 +303,7 @@ class KeepsTheDeleted(Model):
 
 
 class EarlyAcksTakeRoom(Model):
-    """L9, S3: what was acknowledged before it came counts against the quota."""
+    """L9, S3: early acks count against the quota."""
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
         most = queue.get("max_spool_messages")
@@ -313,7 +314,7 @@ class EarlyAcksTakeRoom(Model):
 
 
 class EarlyAcksAreForgotten(Model):
-    """L9: an early ack of a range keeps only its first."""
+    """L9: an early ack of a range remembers only its first id."""
 
     def acknowledge(self, subscription: Subscription, ids: list[int]) -> None:
         super().acknowledge(subscription, ids)
@@ -321,7 +322,7 @@ class EarlyAcksAreForgotten(Model):
 
 
 class NoOrderPerKey(Model):
-    """O4: keys are not looked at."""
+    """O4: keys are ignored."""
 
     def take_in(self, queue: Queue, entry: Entry) -> None:
         super().take_in(queue, entry)
@@ -338,7 +339,7 @@ class NullIsAKey(Model):
 
 
 class DelayedKeysGoOn(Model):
-    """O4: while a message is delayed, the next of its key goes."""
+    """O4: while a message is delayed, the next of its key is delivered."""
 
     def give_back(self, queue: Queue, entry: Entry, pause: int = 0) -> None:
         super().give_back(queue, entry, pause)
@@ -347,7 +348,7 @@ class DelayedKeysGoOn(Model):
 
 
 class StuckKeysHoldTheQueue(Model):
-    """O4: a key that is held back holds back what comes after it."""
+    """O4: a key that waits blocks the messages behind it."""
 
     def deliver_first(self, queue: Queue) -> bool:
         for entry in queue.active():

@@ -1,4 +1,4 @@
-"""The model in the engine's place, behind the same batches: it judges the judge."""
+"""The model in the engine's place, behind the same batches: it tests the judge."""
 
 import pickle
 from typing import Any
@@ -10,7 +10,7 @@ from rules.steps import NOW
 
 
 class OnModel:
-    """As `Steps`: commands and publishes in, outputs out."""
+    """Like `Steps`: takes commands and publishes, returns outputs."""
 
     def __init__(self, model: Model) -> None:
         self.model = model

@@ -1,5 +1,5 @@
-"""The engine does what the model does while queues in use are purged, moved, shut down, deleted and
-defined again in every way, and clients die (R6, H5, Q9, X5, P7, L12, S4, S11, C3).
+"""The engine agrees with the model while queues in use are purged, moved, shut down, deleted and
+redefined in every way, and clients die (R6, H5, Q9, X5, P7, L12, S4, S11, C3).
 
 All that `browse` shows of a message is compared; with small pages it shows cold delayed messages
 behind all others.
@@ -57,7 +57,7 @@ NAMES = (
 
 
 class Walk(batches.Walk):
-    """As the walk in batches, with more to do."""
+    """Like the walk in batches, with more operations."""
 
     NAMES = NAMES
     REDEFINITIONS = REDEFINITIONS
@@ -121,7 +121,7 @@ class Walk(batches.Walk):
             self.commands.append(c.Shutdown(queue=name))
 
     def do_dead_anew(self, *_: int) -> None:
-        """The dead message queue is deleted, or made again."""
+        """The dead message queue is deleted, or defined again."""
         if self.has("dead"):
             self.delete("dead")
         else:
@@ -135,7 +135,7 @@ class Walk(batches.Walk):
             self.define(dict(self.companions[name]))
 
     def do_lose(self, which: int, _: int) -> None:
-        """Its client dies (C3)."""
+        """The consumer's client dies (C3)."""
         flow = self.pick(which)
         if flow is not None:
             self.lost.add(flow.name)
@@ -160,7 +160,7 @@ class Walk(batches.Walk):
 
 
 def shown(entry: Entry) -> dict[str, Any]:
-    """What `Browse` shows of it."""
+    """The fields of `Browse` that are compared."""
 
     def time(own: int | None) -> int | None:
         return None if own is None else NOW + own

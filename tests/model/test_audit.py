@@ -1,4 +1,4 @@
-"""The judges of every message's life (`audit.py`) see what is wrong. They judge the twins of
+"""The auditor of every message's life (`audit.py`) detects mistakes. It also judges the twins of
 `tests/state/test_twins.py`."""
 
 from typing import Any
@@ -13,8 +13,8 @@ from .audit import Auditor, Trouble
 from .limits import TINY
 
 
-def test_L13_what_a_command_leaves_is_done_without_another() -> None:
-    """Work that is left asks for a step at once."""
+def test_L13_a_commands_remaining_work_needs_no_other_command() -> None:
+    """Remaining work requests a step at once."""
     steps = Steps(limits=TINY)
     consumers = [subscribe("a", 8), subscribe("b", 8)]
     steps.run([define(max_per_subscription_backlog=100), *consumers], [("orders", b"{}")] * 16)
@@ -42,8 +42,8 @@ def is_journal(output: Any) -> bool:
         ("delivered twice", lambda out: out * 2),
     ],
 )
-def test_a_lie_is_seen(kind: str, lie: Any) -> None:
-    """The judge of the judge."""
+def test_the_auditor_detects_a_planted_mistake(kind: str, lie: Any) -> None:
+    """A test of the auditor itself."""
     steps, auditor = Steps(), Auditor()
     auditor.see(journal_of(steps, [define()], []))
     out = journal_of(steps, [subscribe("a")], [("orders", b"{}")])
@@ -51,7 +51,7 @@ def test_a_lie_is_seen(kind: str, lie: Any) -> None:
         auditor.see(lie(out))
 
 
-def test_a_message_that_is_lost_is_seen() -> None:
+def test_the_auditor_detects_a_lost_message() -> None:
     trouble = Trouble(1)
     trouble.go(10, 20)
     trouble.auditor.accepted.add("999999")

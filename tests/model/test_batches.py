@@ -1,7 +1,7 @@
-"""The engine does what the naive model does, batch by batch, also where very much is on the way;
-and such walks find each mistake that an engine could make.
+"""The engine agrees with the naive model, batch by batch, also with very many messages; and such
+walks find each mistake that an engine could make.
 
-Short walks: `test_administered`, and where nearly all is cold `tests/state/test_twins.py`. Under
+Short walks: `test_administered`; walks on mostly cold queues: `tests/state/test_twins.py`. Under
 budgets a command may take several steps, and more than one order of events is right: `audit.py`.
 `LAKEQUEUE_WALKS=10` does ten times as many.
 """
@@ -17,7 +17,7 @@ from .mistakes import MISTAKES
 from .on_model import OnModel
 
 MISTAKE_SEEDS = 20
-# Walks that are known to find what few do.
+# Walks known to find mistakes that few others find.
 FIRST_SEEDS = {
     "ForgetsWhatWasSpooled": 100, "ForgetsBarriers": 40, "EarlyAcksTakeRoom": 37,
     "EndsWhatHasNoEnd": 28,
@@ -26,7 +26,7 @@ FIRST_SEEDS = {
 
 @pytest.mark.parametrize("seed", range(TIMES))
 def test_L_B_F_O_X_Q9_deep_batches(seed: int) -> None:
-    """At least 1,000 messages on the way, in small pages."""
+    """At least 1,000 messages stored or leased, in small pages."""
     r = random.Random(50_000 + seed)
     queues = random_queues(r)
     for key in ("max_spool_messages", "max_spool_usage"):
@@ -45,7 +45,7 @@ def check_walk(model: type[Model], seed: int) -> None:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.__name__)
-def test_a_mistake_is_found(mistake: type[Model]) -> None:
+def test_walks_find_a_planted_mistake(mistake: type[Model]) -> None:
     first = FIRST_SEEDS.get(mistake.__name__, 0)
     for seed in range(first, first + MISTAKE_SEEDS):
         try:
@@ -55,6 +55,6 @@ def test_a_mistake_is_found(mistake: type[Model]) -> None:
     pytest.fail(f"no walk found it: {mistake.__doc__}")
 
 
-def test_no_mistake_is_not_found() -> None:
+def test_walks_find_nothing_in_a_correct_model() -> None:
     for seed in (*range(MISTAKE_SEEDS), *FIRST_SEEDS.values()):
         check_walk(Model, seed)

@@ -1,7 +1,7 @@
 """A naive evaluator of queue expressions (rule Q6), for the reference model only.
 
-It walks the text with a cursor and computes the value as it goes: no tree, no cache, no types but
-those of JSON. NULL is None; logic is three-valued.
+It reads the text with a cursor and computes the value as it goes: no tree, no cache, only JSON's
+types. NULL is None; logic is three-valued.
 """
 
 import re
@@ -22,7 +22,7 @@ class BadExpressionError(ValueError):
 
 
 def evaluate(text: str, lookup: Callable[[str], Any]) -> Any:
-    """The value of `text`, where `lookup` gives the value of a field such as `/a/b`."""
+    """The value of `text`; `lookup` returns the value of a field such as `/a/b`."""
     cursor = Cursor(text, lookup)
     value = cursor.disjunction()
     if cursor.kind != "end":
@@ -31,7 +31,7 @@ def evaluate(text: str, lookup: Callable[[str], Any]) -> Any:
 
 
 def fields_of(document: Any) -> Callable[[str], Any]:
-    """A lookup of `/a/b` in a JSON document; whatever is not there is NULL."""
+    """A lookup of `/a/b` in a JSON document; missing fields are NULL."""
 
     def lookup(path: str) -> Any:
         value = document
@@ -45,7 +45,7 @@ def fields_of(document: Any) -> Callable[[str], Any]:
 
 
 class Cursor:
-    """The place in the text that is read next."""
+    """The position in the text."""
 
     def __init__(self, text: str, lookup: Callable[[str], Any]) -> None:
         self.text, self.lookup, self.position = text, lookup, 0

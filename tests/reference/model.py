@@ -1,25 +1,25 @@
 """A naive model of one broker, written from the rules of semantics.md alone.
 
-A queue is a list of entries that is sorted and scanned again on every step. There is no index and
+A queue is a list of entries that is sorted and scanned again in every step. There is no index and
 no counter that could disagree with the list. It is slow, and obvious. Times are milliseconds, `now`
-moves only by `advance`. Where the rules are silent the choice made here is marked "Silent:".
+moves only by `advance`. Where the rules are silent, the choice made here is marked "Silent:".
 
-What Q9 is read to say of a queue that holds messages when it is defined again: whatever an
-expression said of a message was said when it entered (Q6), and holds as long as it stays. So
+How the model reads Q9, about a queue that holds messages when it is redefined: an expression is
+evaluated once, when a message enters (Q6), and its value holds as long as the message stays. So
 
-- a message keeps the priority that it entered with, also while the queue has none; what entered
-  without has 0; the order is always by the priorities that messages have (O2), then O1;
+- a message keeps the priority with which it entered, also while the queue has none; one that
+  entered without a priority has 0; the order is by the messages' own priorities (O2), then O1;
 - a barrier stays one: it waits for all that entered before it, and nothing that entered after it
   goes before it, whatever its priority (O3). What entered after it stays behind what entered before
   it, also when the barrier has left without being delivered; an empty queue forgets its barriers;
-- a message keeps its partition key (O4). Of the messages with one key one at a time is under way:
-  leased, delayed, or given out before and back again; it goes first. Where none is, the first in
-  the queue's order is next;
-- a filter of the queue was asked when the message entered (Q4), and is not asked again.
+- a message keeps its partition key (O4). Of the messages with one key, one at a time is under way:
+  leased, delayed, or delivered before and returned; it goes first. If none is under way, the first
+  in the queue's order is next;
+- the queue's filter is applied when a message enters (Q4), and never again.
 
-Limits, periods and policies are those of the definition that holds now; but a time that was set
-stays: a lease that was given keeps its end, and one without an end keeps none (L10); a message
-expires when the definition that it entered under says (X1, X4), an early ack as when it came (L9).
+Limits, periods and policies are those of the present definition, but times already set stay: a
+lease keeps its end, and one without an end gets none (L10); a message expires by the definition
+under which it entered (X1, X4), an early ack by the one under which it came (L9).
 """
 
 import json
@@ -66,7 +66,8 @@ def size_bytes(size: str | int) -> int:
 
 
 def subscribed(pattern: str, topic: str) -> bool:
-    """A subscription is a wildcard if `*` ends levels and `>` the topic; else as in Q2."""
+    """Whether a subscription matches a topic. It is a wildcard pattern if `*` only ends levels and
+    `>` only ends it; otherwise a regular expression as in Q2."""
     special = REGEX_SIGNS & set(pattern)
     if not special - {"*"} and ".*" not in pattern:
         levels = [re.escape(level) for level in pattern.split("/")]
@@ -100,7 +101,7 @@ class Subscription:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a consumer gets to see."""
+    """A delivery, as the consumer sees it."""
 
     entry: "Entry"
     id: int
@@ -111,7 +112,7 @@ class Delivery:
 
 @dataclass(eq=False)
 class Entry:
-    """A message in one queue. What is not given to it is not taken along to another queue."""
+    """A message in one queue. Fields without a parameter do not follow it into another queue."""
 
     id: int
     topic: str
@@ -144,7 +145,7 @@ class Entry:
         return "delayed" if self.delayed_until is not None else "ready"
 
     def value(self, expression: str) -> Any:
-        """Q6: a payload that is not JSON has only NULL fields. Neither it nor the rest changes."""
+        """Q6: all fields of a payload that is not JSON are NULL. The result never changes."""
         if expression not in self.known:
             self.known[expression] = self.worked_out(expression)
         return self.known[expression]
@@ -174,7 +175,7 @@ class Entry:
 
 @dataclass(eq=False)
 class Queue:
-    """A definition, what is stored, and what was counted."""
+    """Definition, stored messages, and counters."""
 
     name: str
     definition: dict[str, Any]
@@ -183,7 +184,7 @@ class Queue:
     deferred: dict[int, int] = field(default_factory=dict)
     topics: set[str] = field(default_factory=set)
     served_last: int = 0
-    barriers: int = 0  # that have entered since it was last empty
+    barriers: int = 0  # entered since it was last empty
     is_shut: bool = False  # H5: its ingress
     is_silent: bool = False  # H5: its egress
     counters: Counter[str] = field(default_factory=Counter)
@@ -215,11 +216,11 @@ class Queue:
         return bool(pattern == topic)
 
     def in_order(self) -> list[Entry]:
-        """O1, O2: higher priority first, then as taken in; O3: no further than to a barrier."""
+        """O1, O2: higher priority first, then order of entry; O3: only up to a barrier."""
         return sorted(self.entries, key=lambda e: (e.behind, e.is_barrier, -e.rank, e.arrival))
 
     def held_back(self, entry: Entry) -> bool:
-        """O4: another message of the same key is under way, or comes before it."""
+        """O4: another message of the same key is leased, delayed or comes before it."""
         if entry.partition is None:
             return False
         same = [e for e in self.in_order() if e.partition == entry.partition]
@@ -227,8 +228,9 @@ class Queue:
         return (begun or same)[0] is not entry
 
     def active(self) -> list[Entry]:
-        """R5: the first so many, leased and delayed ones too. Silent: what limits them to
-        deliveries, browsing and filters does not reach acks by id, purges by id, and time."""
+        """R5: the first messages of the queue, leased and delayed ones too. Silent: whether the
+        limit, which holds for deliveries, browsing and filters, also holds for acks by id, purges
+        by id, and time."""
         return self.in_order()[: self.get("target_queue_depth")]
 
     def find(self, message_id: int) -> Entry | None:
@@ -251,7 +253,7 @@ class Queue:
         return size_bytes(self.get("max_spool_usage", "5000MB")) == 0
 
     def full_for(self, size: int) -> bool:
-        """S3: the endpoint's quota, in bytes and in messages."""
+        """S3: the queue's quota, in bytes and in messages."""
         if self.keeps_last:
             return False
         stored = sum(e.size() for e in self.entries)
@@ -260,7 +262,7 @@ class Queue:
         return len(self.entries) >= self.get("max_spool_messages", 10**9)
 
     def refusal(self, entry: Entry) -> str | None:
-        """S3, S11: the first of its own checks that fails."""
+        """S3, S11: the first of the queue's own checks that fails."""
         if self.full_for(entry.size()):
             return "queue_quota"
         if entry.size() > size_bytes(self.get("max_message_size", "10MB")):
@@ -274,7 +276,7 @@ class Queue:
 
     @property
     def discards(self) -> bool:
-        """S4: what it refuses, without a nack."""
+        """S4: the reasons to discard a message without a nack."""
         policy = self.get("reject_msg_to_sender_on_discard", "when-queue-enabled")
         return policy == "never" or (policy == "when-queue-enabled" and self.is_shut)
 
@@ -293,7 +295,7 @@ class Model:
 
     @contextmanager
     def joined(self) -> Iterator[None]:
-        """What is said within comes in one batch: what is due, and deliveries, follow it all."""
+        """Everything inside comes in one batch: due work and deliveries follow all of it."""
         self.joining = True
         try:
             yield
@@ -304,7 +306,7 @@ class Model:
     # Definitions and subscriptions
 
     def define(self, definition: dict[str, Any]) -> None:
-        """Q9: what is defined again keeps what it stores; new periods hold from then on."""
+        """Q9: a redefined queue keeps its messages; new periods hold from then on."""
         name = definition.get("name") or definition["topic"]
         if name in self.queues:
             self.queues[name].definition = dict(definition)
@@ -316,11 +318,11 @@ class Model:
         self.queues[name].topics.add(pattern)
 
     def unsubscribe_topic(self, name: str, pattern: str) -> None:
-        """S7: what was taken in stays."""
+        """S7: stored messages stay."""
         self.queues[name].topics.remove(pattern)
 
     def delete(self, name: str) -> None:
-        """S7: the messages of a deleted endpoint are gone."""
+        """S7: a deleted queue's messages are gone."""
         del self.queues[name]
         self.subscriptions = [s for s in self.subscriptions if s.queue != name]
 
@@ -340,7 +342,7 @@ class Model:
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
-        """C3: what it held returns at once."""
+        """C3: its leased messages return at once."""
         if subscription in self.subscriptions:
             self.subscriptions.remove(subscription)
             queue = self.queues[subscription.queue]
@@ -353,7 +355,7 @@ class Model:
         subscription.dead_at = self.now + HEARTBEAT_TIMEOUT_MS
 
     def set_backlog(self, subscription: Subscription, backlog: int) -> None:
-        """B3: below what it holds, delivery waits; nothing is taken away."""
+        """B3: while it holds more, delivery waits; it keeps its messages."""
         subscription.backlog = backlog
         self.dispatch()
 
@@ -364,8 +366,8 @@ class Model:
         priority: int = PRIORITY_DEFAULT, headers: dict[str, str] | None = None,
         key: str | None = None, due: int | None = None, dmq: bool = True,
     ) -> int | None:  # fmt: skip
-        """The id that the message got; None where no queue kept it. Raises Refused for a nack.
-        due: when it is ready (L12)."""
+        """Returns the message's id; None where no queue stored it. Raises Refused for a nack. due:
+        when it is ready (L12)."""
         if topic in self.queues:
             addressed = self.queues[topic]
             default = addressed.get("underlying_topic", addressed.name)
@@ -390,7 +392,8 @@ class Model:
         return self.ids
 
     def admits(self, queue: Queue, draft: Entry) -> bool:
-        """S3, S4: False where the message is discarded; raises where its producer is nacked."""
+        """S3, S4: False where the queue discards the message; raises where the producer gets a
+        nack."""
         reason = queue.refusal(draft)
         if reason is not None and queue.discards:
             return False
@@ -429,17 +432,17 @@ class Model:
             queue.entries.remove(entry)
             queue.counters["replaced"] += 1
 
-    # What an administrator does
+    # # Administration
 
     def meant(self, name: str, where: str | None, ids: list[int] | None) -> list[Entry]:
-        """R5: an expression means active messages."""
+        """R5: an expression selects among active messages."""
         queue = self.queues[name]
         entries = queue.entries if where is None else queue.active()
         found = [e for e in entries if e.matches(where) and (ids is None or e.id in ids)]
         return sorted(found, key=lambda e: e.arrival)
 
     def purge(self, name: str, where: str | None, ids: list[int] | None) -> int:
-        """R6: in whatever state."""
+        """R6: in any state."""
         queue, found = self.queues[name], self.meant(name, where, ids)
         for entry in found:
             queue.entries.remove(entry)
@@ -450,7 +453,7 @@ class Model:
     def move(
         self, name: str, to: str, where: str | None, ids: list[int] | None
     ) -> tuple[int, dict[str, int]]:
-        """R6: behind all others, as if it entered anew; a TTL that still runs goes on."""
+        """R6: at the end, as if it entered anew; a running TTL continues."""
         source, target = self.queues[name], self.queues[to]
         stayed: Counter[str] = Counter()
         moved = 0
@@ -467,7 +470,8 @@ class Model:
         return moved, dict(stayed)
 
     def redrive(self, name: str, ids: list[int] | None = None) -> dict[str, int]:
-        """X6: each as a new message of the queue it died in; why others stay, and how many."""
+        """X6: each as a new message of the queue in which it died; with the reasons why others
+        stay, and their number."""
         source = self.queues[name]
         stayed: Counter[str] = Counter()
         for entry in self.meant(name, None, ids):
@@ -485,7 +489,7 @@ class Model:
         return dict(stayed)
 
     def without_times(self, entry: Entry, headers: dict[str, str]) -> Entry:
-        """X5: as it is when it died; neither its TTL nor its delay goes on."""
+        """X5: as it is when it died; neither its TTL nor its delay continues."""
         return replace(entry, headers=headers, ttl_until=None, delayed_until=None, was_dead=True)
 
     def why_not_back(self, entry: Entry, target: Queue | None) -> str | None:
@@ -506,7 +510,7 @@ class Model:
             return "keeps_last_message"
         return None if entry.matches(target.get("filter")) else "filter"
 
-    # What consumers say
+    # Commands of consumers
 
     def acknowledge(self, subscription: Subscription, ids: list[int]) -> None:
         """L8, L9: by id; an id that the queue never had is remembered."""
@@ -527,7 +531,7 @@ class Model:
             queue.counters["acknowledged"] += 1
 
     def acknowledge_up_to(self, subscription: Subscription, message_id: int) -> None:
-        """L13. Silent: of what it holds, in the order in which it was delivered."""
+        """L13. Silent: of what it holds, in the order of delivery."""
         queue = self.queues[subscription.queue]
         last = queue.find(message_id)
         if last is None or last.holder is not subscription:
@@ -539,7 +543,7 @@ class Model:
         self.dispatch()
 
     def acknowledge_where(self, subscription: Subscription, where: str) -> None:
-        """L13. Silent: whatever the leasing lets it acknowledge, leased or not."""
+        """L13. Silent: everything it may acknowledge by the leasing model, leased or not."""
         queue = self.queues[subscription.queue]
         for entry in queue.active():
             if entry.matches(where):
@@ -590,8 +594,8 @@ class Model:
         return True
 
     def hand_back(self, subscription: Subscription, message_id: int) -> None:
-        """L5: returned untouched, so it was no attempt; where it has returned already, as well.
-        Silent: where `max_deliveries` was lowered below what it has, it goes out once more."""
+        """L5: returned unread, so no attempt; also if it has returned already. Silent: where
+        `max_deliveries` was lowered below its count, it is delivered once more."""
         entry = self.queues[subscription.queue].find(message_id)
         if entry is not None and entry.holder is not subscription:
             entry.deliveries -= entry.deliveries > (entry.holder is not None)
@@ -615,7 +619,7 @@ class Model:
         self.bury(queue, entry, reason)
 
     def bury(self, queue: Queue, entry: Entry, reason: str, detail: str = "") -> None:
-        """X5, P7, H5: to the dead message queue where it is usable, else nowhere."""
+        """X5, P7, H5: to the dead message queue if that can be used, otherwise removed."""
         queue.entries.remove(entry)
         target = self.queues.get(queue.get("dead_message_queue", ""))
         is_usable = target is not None and not target.is_shut and not target.full_for(entry.size())
@@ -641,11 +645,11 @@ class Model:
         return entry.expires
 
     def life_of(self, queue: Queue, entry: Entry) -> int | None:
-        """X2: the four models; a value that is not set is unlimited."""
+        """X2: the four models; a missing value is unlimited."""
         period = queue.period("expiration")
         own = None if period is None else entry.entered + period
         theirs = entry.ttl_until
-        if entry.was_dead:  # X5: only the queue's own counts, in whatever model
+        if entry.was_dead:  # X5: only the queue's own TTL counts, in any model
             return own
         match queue.get("expiration_model", "default"):
             case "queue":
@@ -665,7 +669,7 @@ class Model:
         return min((t for t in times if t is not None), default=None)
 
     def advance(self, duration: str | float) -> None:
-        """Moves the clock and stops at each deadline in between."""
+        """Move the clock, with a stop at each deadline."""
         target = self.now + milliseconds(duration)
         while (deadline := self.next_deadline()) is not None and deadline <= target:
             self.now = max(self.now, deadline)
@@ -673,7 +677,8 @@ class Model:
         self.now = target
 
     def tick(self) -> None:
-        """Silent: of what is due in the same millisecond, expiry comes first, then as taken in."""
+        """Silent: of the work due in the same millisecond, expiry comes first, then order of
+        entry."""
         self.joining = True
         for queue in list(self.queues.values()):
             for entry in list(queue.entries):
@@ -702,7 +707,7 @@ class Model:
                 pass
 
     def deliver_first(self, queue: Queue) -> bool:
-        """Delivers the first message that can be; False where there is none."""
+        """Deliver the first message that can be delivered; False where there is none."""
         if queue.is_silent:
             return False
         nothing_before = True
@@ -746,7 +751,7 @@ class Model:
         ]
 
     def choose(self, queue: Queue, able: list[Subscription]) -> Subscription:
-        """F1 to F3. `able` is in the order of subscribing."""
+        """F1 to F3. `able`: in the order of subscribing."""
         match queue.fairness:
             case "fast":
                 return max(able, key=lambda s: s.priority)
@@ -772,7 +777,7 @@ class Model:
             entry.lease_until = None if period is None else self.now + period
         to.inbox.append(Delivery(entry, entry.id, entry.deliveries, False, entry.lease_until))
 
-    # Looking
+    # Checks
 
     def describe(self, name: str) -> dict[str, int]:
         queue = self.queues[name]
@@ -790,7 +795,7 @@ class Model:
         return [e.id for e in self.queues[name].active()]
 
     def check(self) -> None:
-        """What must hold after every step."""
+        """The invariants after every step."""
         for queue in self.queues.values():
             seen = self.describe(queue.name)
             gone = seen["acknowledged"] + seen["expired"] + queue.counters["refused_by_consumer"]
@@ -810,7 +815,7 @@ def due(deadline: int | None, now: int) -> bool:
 
 
 def unsigned(value: Any) -> int:
-    """O2: fractions truncated, too large clamped, anything else is 0."""
+    """O2: fractions are truncated, too large values clamped, anything else is 0."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
         return 0
     return min(max(int(min(value, UNSIGNED_MAX)), 0), UNSIGNED_MAX)

@@ -1,5 +1,5 @@
-"""The scenarios, with the naive model as engine: what people wrote down judges it as well. It is a
-broker, so what a client does with the messages that it has is not for it."""
+"""The scenarios on the naive model, so that hand-written expectations judge the model too. It is a
+broker: scenarios about the client's own behaviour are left out."""
 
 import pytest
 from reference.twin import Connection

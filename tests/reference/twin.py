@@ -1,4 +1,5 @@
-"""What `Runner` needs of a connection, on top of the naive model: the scenarios run on it too."""
+"""The parts of a connection that `Runner` needs, on the naive model: the scenarios run on it
+too."""
 
 import copy
 from collections.abc import Iterable
@@ -10,7 +11,7 @@ from reference.model import Delivery, Entry, Model, Refused, Subscription
 
 
 class Connection:
-    """A fresh broker, its only producer, administrator and engine."""
+    """A fresh broker with its only producer, administrator and engine."""
 
     def __init__(self) -> None:
         self.model = Model()
@@ -146,7 +147,7 @@ class Consumer:
 
     @property
     def flow(self) -> Subscription:
-        """By its number, as a restart replaces every object."""
+        """Looked up by number, as a restart replaces every object."""
         known = (s for s in self.model.subscriptions if s.number == self.number)
         return next(known, Subscription(self.number, self.name, self.queue, 1))
 
@@ -170,7 +171,7 @@ class Consumer:
             self.ack(ids=[message.id])
 
     def ack_message(self, message: Message) -> None:
-        """CLIENT: all that it holds, up to this one and not settled otherwise."""
+        """CLIENT: all that it holds up to this one, except messages settled otherwise."""
         if self.ack_mode != "client":
             held = self.model.queues[self.queue].find(int(message.id))
             if not message.is_barrier and (held is None or held.holder is not self.flow):
@@ -201,7 +202,7 @@ class Consumer:
         self.connection.pump()
 
     def _hand_back(self, backlog: int) -> None:
-        """L5: what nobody has seen, and a smaller backlog has no room for, returns untouched."""
+        """L5: unread messages beyond a smaller backlog are returned."""
         self.pump()
         queue = self.model.queues[self.queue]
         held = {str(e.id) for e in queue.entries if e.holder is self.flow}

@@ -1,4 +1,4 @@
-"""A broker's time: it advances whatever the wall clock does (L4, X1, C3 depend on it)."""
+"""A broker's time: it advances whatever the wall clock shows (L4, X1, C3 depend on it)."""
 
 import pytest
 from lakequeue.replica.clock import DRIFT, BrokerClock
@@ -16,7 +16,8 @@ class Clocks:
         self.began = self.clock()
 
     def pass_time(self, seconds: float, every_s: float = 0.1) -> int:
-        """Time passes on both clocks; the broker looks again and again. Gives its time since."""
+        """Let time pass on both clocks, while the broker reads its own. Returns the broker's
+        elapsed time."""
         for _ in range(round(seconds / every_s)):
             self.monotonic_s += every_s
             self.wall_ms += every_s * 1000
@@ -38,7 +39,7 @@ def clocks() -> Clocks:
     ],
     ids=["steady", "set back: leases end on time", "set ahead: nothing ends early"],
 )
-def test_a_minute_is_a_minute_wherever_the_wall_clock_is_set(
+def test_a_minute_lasts_a_minute_whatever_the_wall_clock_shows(
     clocks: Clocks, set_by_ms: int, least_ms: float, most_ms: float
 ) -> None:
     clocks.wall_ms += set_by_ms
@@ -53,7 +54,7 @@ def test_one_reading_ten_years_ahead_has_no_lasting_effect(clocks: Clocks) -> No
     assert clocks.pass_time(60) == pytest.approx(60_100, abs=2)
 
 
-def test_it_never_runs_backwards(clocks: Clocks) -> None:
+def test_time_never_runs_backwards(clocks: Clocks) -> None:
     seen = [clocks.clock()]
     for step in range(200):
         clocks.wall_ms += (-1) ** step * HOUR_MS
@@ -62,21 +63,21 @@ def test_it_never_runs_backwards(clocks: Clocks) -> None:
     assert seen == sorted(seen)
 
 
-def test_a_broker_goes_on_from_what_it_has_lived_through(clocks: Clocks) -> None:
-    lived = int(clocks.wall_ms) + HOUR_MS  # the wall clock was set back while it was away
+def test_a_broker_continues_from_its_last_time(clocks: Clocks) -> None:
+    lived = int(clocks.wall_ms) + HOUR_MS  # the wall clock was set back during the downtime
     clocks.clock.start(lived)
     clocks.monotonic_s += 10
     clocks.wall_ms += 10_000
     assert clocks.clock() == pytest.approx(lived + 10_000 * (1 - DRIFT), abs=10)
 
 
-def test_a_rest_of_the_engine_has_passed_when_it_starts(clocks: Clocks) -> None:
+def test_time_passes_while_the_engine_is_stopped(clocks: Clocks) -> None:
     clocks.wall_ms += HOUR_MS
     clocks.clock.start(clocks.began)
     assert clocks.clock() == pytest.approx(clocks.began + HOUR_MS, abs=2)
 
 
-def test_one_wrong_reading_at_the_start_counts_for_nothing() -> None:
+def test_one_wrong_reading_at_the_start_has_no_effect() -> None:
     now = 1_700_000_000_000
     readings = iter([now, now + YEARS_MS, now, now, now + YEARS_MS, now, now])
     clock = BrokerClock(lambda: next(readings), lambda: 5.0)

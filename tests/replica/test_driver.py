@@ -1,8 +1,8 @@
-"""Steps of the core over a log: cut anywhere, crashed anywhere, taken again any number of
-times – the same.
+"""Steps of the core over a log: cut anywhere, crashed anywhere, replayed any number of times, with
+the same outcome.
 
-In memory. What the log says decides what the right outcome is: its steps are taken once more, from
-nothing, in one go, each of them aloud; what was said and stored on the way must be just that.
+In memory. The log determines the right outcome: the test replays it once more, from nothing,
+without a crash, with all outputs; the outputs and the state of the crashing run must be equal.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Operation = tuple
 
 
 class Walk:
-    """Operations, done one after the other on a world."""
+    """Operations, one after the other, on a world."""
 
     def __init__(self, limits: Limits = SMALL) -> None:
         self.world = World(limits=limits)
@@ -60,7 +60,7 @@ class Walk:
             self.restart()
 
     def restart(self) -> None:
-        """Die, and come back, even if dying again on the way."""
+        """Die and restart, even if it dies again meanwhile."""
         for _ in range(2):
             with contextlib.suppress(Crashed):
                 self.driver = self.world.open()
@@ -132,7 +132,7 @@ class Walk:
 
 
 def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]:
-    """The log from nothing, in one go, each step saying what it says."""
+    """Replay the log from nothing, without a crash, with the outputs of each step."""
     quiet = replace(world, saved=(Snapshot(), DictStore()), said=[], flight=[], lag=0, point=None)
     store = DictStore()
     driver = Driver(
@@ -145,7 +145,8 @@ def aloud(world: World) -> tuple[dict[int, list[WireRecord]], Driver, DictStore]
 
 
 def judge(walk: Walk) -> None:
-    """Whatever was said of a step is the beginning of what it says, and somebody said all."""
+    """The outputs written for a step are a prefix of its outputs, and all were written at least
+    once."""
     world = walk.world
     world.point = None
     walk.restart()
@@ -156,14 +157,14 @@ def judge(walk: Walk) -> None:
         assert records == wanted[step][: len(records)], f"step {step} said something else"
         if len(records) == len(wanted[step]):
             whole.add(step)
-    assert whole == set(wanted), "a step was not heard"
+    assert whole == set(wanted), "a step's outputs are missing"
     assert walk.driver.snapshot(1) == reference.snapshot(1)
     assert walk.store.pages == store.pages
 
 
-def test_a_mark_that_was_loaded_stands_in_the_log() -> None:
-    """Whoever takes the steps again from an earlier snapshot makes it where it was made: what a
-    mark settles decides in which block a content is."""
+def test_the_log_records_the_mark_a_worker_started_from() -> None:
+    """A replay from an earlier snapshot makes the mark in the same place: a mark's settled contents
+    decide the block of a content."""
     walk = Walk()
     walk.go([("publish", 1, 1), ("step", 1), ("save",), ("restart",), ("publish", 1, 2)])
     walk.go([("step", 1), ("publish", 1, 3), ("step", 1)])
@@ -171,12 +172,12 @@ def test_a_mark_that_was_loaded_stands_in_the_log() -> None:
     judge(walk)
 
 
-def test_steps_behind_a_mark_are_not_in_it() -> None:
-    """What the journal keeps, and topics that become known, while the mark is still to be saved."""
+def test_a_mark_contains_no_later_steps() -> None:
+    """The journal's rows, and newly known topics, while the mark is still to be saved."""
     walk = Walk()
     walk.go([("slow", 9), ("subscribe", 0), ("publish", 1, 1), ("go", 4, 1)])
     assert walk.driver._unsaid
-    walk.step(1)  # nothing to do: what the log has is sent
+    walk.step(1)  # nothing to do: records of the log are sent
     assert not walk.driver._unsaid
     mark = walk.driver.snapshot(5)
     assert mark.journal
@@ -187,8 +188,8 @@ def test_steps_behind_a_mark_are_not_in_it() -> None:
     judge(walk)
 
 
-def test_nothing_is_said_before_the_log_has_it() -> None:
-    """Steps are taken while the log is slow, up to a limit; their outputs wait, in order."""
+def test_outputs_wait_for_the_log() -> None:
+    """Steps continue while the log is slow, up to a limit; their outputs wait, in order."""
     walk = Walk()
     walk.go([("subscribe", 0), ("step", 9), ("slow", 9)])
     before = len(walk.world.said)
@@ -198,14 +199,14 @@ def test_nothing_is_said_before_the_log_has_it() -> None:
         assert len(walk.world.said) - before == waited
     newest = walk.driver.step
     records = [record for _, record in walk.world.logged()]
-    assert records[-1].acked == newest - UNSAID_MAX, "what was not sent has not arrived"
+    assert records[-1].acked == newest - UNSAID_MAX, "unsent outputs have not arrived"
     walk.step(1)  # nothing to do: now it waits for the log
     assert [step for step, _ in walk.world.said][-1] == newest
     judge(walk)
 
 
-def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
-    """A session whose heartbeats stand in the topic while the engine was away is not lost."""
+def test_time_does_not_pass_commands_not_yet_read() -> None:
+    """A session whose heartbeats wait in the topic while the engine was away is not lost."""
     walk = Walk()
     world = walk.world
     subscribe = {"command": "subscribe", "queue": "orders", "subscription": "s", "session": "x"}
@@ -223,19 +224,19 @@ def test_time_does_not_run_ahead_of_commands_that_are_not_taken_yet() -> None:
         assert walk.driver.now == before + 10_000 * n
     inputs.until = walk.driver.now
     world.now += 1_000_000
-    assert walk.driver.one(inputs, 0.0) is None, "a deadline waits for what is not read yet"
+    assert walk.driver.one(inputs, 0.0) is None, "a deadline waits for unread commands"
     walk.step(1)
     world.now += 1_000
     walk.step(1)
     judge(walk)
     journals = {r.value for _, records in world.said for r in records if "journal" in r.topic}
     events = [event for j in journals for event in journal_encoding.decode(j)["event"].to_pylist()]
-    assert events.count("session_lost") == 1, "only when it was really silent"
+    assert events.count("session_lost") == 1, "only once it was really silent"
 
 
 @pytest.fixture
 def rests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Sets how long a driver rests: for as long as a test takes, unless it says otherwise."""
+    """Sets a driver's pauses: by default longer than a test takes."""
 
     def settings(due: float = 0.0, bulk: float = 0.0, most: float = 600.0) -> None:
         given = {"REST_OF_DUE": due, "REST_OF_BULK": bulk, "REST_S_MAX": most, "RECENT_S": 600.0}
@@ -246,14 +247,14 @@ def rests(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 def full(rows: int) -> Walk:
-    """So many messages have just come in."""
+    """This many messages have just come in."""
     walk = Walk()
     walk.go([("plain", n % 10) for n in range(rows)])
     walk.step(rows)
     return walk
 
 
-def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
+def test_background_work_pauses_while_messages_come_in(
     rests: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A million messages expire at once."""
@@ -267,22 +268,22 @@ def test_what_nobody_waits_for_leaves_time_to_who_sent_something(
     assert driver.due_in() > 0, "the next part waits"
     before = driver.step
     walk.go([("describe",), ("step", 1)])
-    assert driver.step == before + 1, "what comes does not"
+    assert driver.step == before + 1, "new messages do not"
     monkeypatch.setattr("lakequeue.replica.driver.RECENT_S", 0.0)
     driver._rested = 0.0
     driver.one(nothing, 0.0)
-    assert driver.due_in() == 0, "and when nobody is there, it goes on"
+    assert driver.due_in() == 0, "without new messages it continues"
     judge(walk)
 
 
-def test_a_purge_rests_by_a_measure_of_its_own(rests: Callable[..., None]) -> None:
-    """Somebody waits for it."""
+def test_a_purge_has_pauses_of_its_own(rests: Callable[..., None]) -> None:
+    """A client waits for it."""
     rests(bulk=1e6)
     walk = full(3 * LIMITS.bulk_rows)
     walk.world.command(command="purge", queue="orders", epoch=HOME.epoch)
     walk.step(1)
     driver, nothing = walk.driver, Some(walk.world, walk.driver, 0)
-    assert driver.due_in() == 0, "what a command began goes on at once"
+    assert driver.due_in() == 0, "a command's remaining work continues at once"
     driver.one(nothing, 0.0)
     assert driver.due_in() > 0
     driver._rested = 0.0
@@ -290,7 +291,7 @@ def test_a_purge_rests_by_a_measure_of_its_own(rests: Callable[..., None]) -> No
     judge(walk)
 
 
-def test_no_rest_is_longer_than_a_deadline_may_be_late(rests: Callable[..., None]) -> None:
+def test_no_pause_is_longer_than_a_deadline_may_be_late(rests: Callable[..., None]) -> None:
     rests(due=1e6, most=REST_S_MAX)
     walk = full(2 * LIMITS.due_rows)
     walk.world.now += 60_000
@@ -298,8 +299,8 @@ def test_no_rest_is_longer_than_a_deadline_may_be_late(rests: Callable[..., None
     assert walk.driver.due_in() <= REST_S_MAX
 
 
-def test_a_home_begins_now_whatever_still_waits() -> None:
-    """What it does first is not of 1970, though commands are still to be read."""
+def test_a_new_home_begins_at_the_present_time() -> None:
+    """Its first step is not dated 1970, although commands are still to be read."""
     world = World()
     driver = world.open()
     inputs = Some(world, driver, 9)
@@ -309,7 +310,7 @@ def test_a_home_begins_now_whatever_still_waits() -> None:
     assert driver.now == world.now
 
 
-# ---------------------------------------------------------------- what must not go on
+# ---------------------------------------------------------------- refusals
 
 
 def stopped() -> World:
@@ -328,7 +329,7 @@ def other_input(world: World) -> None:
 
 
 def other_home(world: World) -> None:
-    """Its own instructions stand where the other home's stood."""
+    """Its instructions are at the same offsets as the other home's."""
     world.saved = (Snapshot(), DictStore())
     other_input(world)
 
@@ -347,22 +348,22 @@ def hole(world: World) -> None:
         (hole, r"continues with step"),
     ],
 )
-def test_a_log_that_does_not_fit_is_refused(spoil: Callable[[World], None], why: str) -> None:
+def test_a_log_of_another_home_is_refused(spoil: Callable[[World], None], why: str) -> None:
     world = stopped()
     spoil(world)
     with pytest.raises(Refused, match=why):
         world.open()
 
 
-def test_another_version_goes_on_behind_a_good_stop() -> None:
+def test_another_version_continues_after_a_clean_stop() -> None:
     walk = Walk()
     walk.go([("publish", 1, 1), ("step", 1), ("save",)])
     walk.world.code = "v2"
     assert walk.world.open().step == walk.driver.step
 
 
-def test_R1_headers_of_a_command_are_no_input() -> None:
-    """Nobody looks at them, and the tables do not keep them: a step is taken again without."""
+def test_R1_headers_of_a_command_are_ignored() -> None:
+    """The tables do not keep them either: a replay comes without them."""
 
     def inputs(meta: bytes | None, topic: str = "commands") -> int:
         one = Records([topic], [0], [0], [0], [b"key"], [b"value"], [meta], [None])
@@ -372,10 +373,10 @@ def test_R1_headers_of_a_command_are_no_input() -> None:
     assert inputs(UNREADABLE, "publish") != inputs(None, "publish")
 
 
-def test_topics_that_become_known_are_an_input_too() -> None:
-    """A reply to a partition that was not there when the step was taken is refused again."""
+def test_newly_known_topics_are_an_input_too() -> None:
+    """A reply to a partition that did not exist then is refused in the replay, too."""
     walk = Walk()
-    walk.go([("subscribe", 2), ("step", 1)])  # partition 2 of deliveries is not there
+    walk.go([("subscribe", 2), ("step", 1)])  # partition 2 of deliveries does not exist
     walk.driver.learn(SIZES | {"default.deliveries": 3})
     walk.go([("subscribe", 1), ("subscribe", 2), ("step", 9)])
     walk.driver.learn({topic: n for topic, n in SIZES.items() if topic != "orders"})
@@ -393,7 +394,7 @@ POISON = 13
 
 
 def plant(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """A message of this number fails as it enters. Returns the failures, as they come."""
+    """Make a message with this number fail as it enters. Returns the list of failures."""
     failures: list[bytes] = []
     real = admission.match
 
@@ -407,7 +408,7 @@ def plant(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     return failures
 
 
-def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
+def test_each_replay_skips_one_more_of_a_hundred_failing_records(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plant(monkeypatch)
@@ -430,7 +431,7 @@ def test_each_replay_leaves_out_one_more_of_a_hundred_records_that_fail(
     assert max(map(len, walk.world.log)) < 20_000
 
 
-def test_a_state_of_another_step_than_the_log_says_is_refused() -> None:
+def test_a_state_that_does_not_match_the_log_is_refused() -> None:
     walk = Walk()
     walk.driver.step += 5
     walk.do_publish(0, 1)
@@ -439,7 +440,7 @@ def test_a_state_of_another_step_than_the_log_says_is_refused() -> None:
 
 
 @pytest.mark.parametrize("place", [None, ("orders", 0, 7)], ids=["unknown", "skipped already"])
-def test_a_step_is_not_tried_again_if_that_would_leave_out_nothing_more(place: Any) -> None:
+def test_a_step_is_not_repeated_if_no_record_can_be_skipped(place: Any) -> None:
     batch = Batch(skipped={} if place is None else {place: "failed before"})
     failed = StepFailed(place, None, RuntimeError("planted"))
     with pytest.raises(StepFailed, match="planted"):

@@ -1,4 +1,4 @@
-"""Micro-batches on the core: the state alone leads from one to the next."""
+"""Micro-batches on the core: each continues from the state alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Query:
         self.said: list[Any] = []
 
     def batch(self) -> None:
-        """All that is there, in steps; fails nowhere."""
+        """Everything there is, in steps; fails nowhere."""
         work = MicroBatch(HOME, self.store, LIMITS)
         before = dict(self.store.pages)
         while found := {p: m for p in PLACES if (m := self._next(p))}:
@@ -55,7 +55,7 @@ def begun() -> World:
     return world
 
 
-def test_batches_go_on_where_the_one_before_ended() -> None:
+def test_a_batch_continues_where_the_previous_one_ended() -> None:
     world = begun()
     query = Query(world, most=1)
     query.batch()
@@ -69,7 +69,7 @@ def test_batches_go_on_where_the_one_before_ended() -> None:
     assert ids
 
 
-def test_what_fails_is_left_out_and_the_steps_before_it_stay(
+def test_a_failing_record_is_skipped_and_earlier_steps_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = begun()
@@ -86,7 +86,7 @@ def test_what_fails_is_left_out_and_the_steps_before_it_stay(
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, value: bytes) -> list[int]:
-    """One record fails in the middle of its admission; how often it did."""
+    """Make one record fail in the middle of its admission. Returns the failures."""
     failed: list[int] = []
     real = admission.match
 
@@ -101,9 +101,9 @@ def fail_at(monkeypatch: pytest.MonkeyPatch, value: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_queues_of_every_kind_are_as_in_steps_one_by_one(seed: int) -> None:
-    """A batch that begins with what the state has goes on where the one before ended, whatever is
-    due, leased, delayed or dead."""
+def test_batches_treat_all_kinds_of_queues_like_single_steps(seed: int) -> None:
+    """A batch that begins with the stored state continues where the previous one ended, with all
+    that is due, leased, delayed or dead."""
     walk, rng, store = lived(seed), random.Random(seed), DictStore()
     steps = [record for _, record in walk.world.logged()]
     while steps:

@@ -1,4 +1,5 @@
-"""The pace of steps: the more comes, the more a step waits for; few records wait for nothing."""
+"""The pace of steps: the more records come in, the longer a step waits for more; few records never
+wait."""
 
 import pytest
 from lakequeue.replica.pace import MOST_S, Pace
@@ -22,12 +23,12 @@ def test_the_pace_follows_what_comes(rate: int, least: float, most: float) -> No
 
 
 @pytest.mark.parametrize("rate", [6_000, 100_000])
-def test_nobody_waits_longer_than_the_longest_pace(rate: int) -> None:
+def test_no_step_waits_longer_than_the_longest_pace(rate: int) -> None:
     pace, now = at_rate(rate, each=20)
     assert pace.rest_s(now) == pytest.approx(MOST_S)
 
 
-def test_what_comes_after_a_rest_does_not_wait() -> None:
+def test_the_first_record_after_an_idle_time_does_not_wait() -> None:
     pace, now = at_rate(600)
     assert pace.rest_s(now + 0.004) == 0
     pace.began(now + 5, 1)
