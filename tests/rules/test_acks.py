@@ -15,9 +15,7 @@ def bind(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
-def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
-    bench: Bench, sign: str
-) -> None:
+def test_C3_a_shorter_timeout_counts_from_the_next_heartbeat(bench: Bench, sign: str) -> None:
     """Not from when the session would have been lost before."""
     bind(bench, "a")
     bench.send()
@@ -32,9 +30,7 @@ def test_C3_a_timeout_that_is_shortened_counts_from_the_next_sign_of_life(
 
 
 @pytest.mark.parametrize("event", ["records_lost", "topic_made_anew", "kafka_went_back"])
-def test_C3_a_consumer_whose_ack_kafka_lost_is_not_blocked_by_its_message(
-    bench: Bench, event: str
-) -> None:
+def test_C3_an_ack_that_kafka_lost_does_not_block_its_consumer(bench: Bench, event: str) -> None:
     """The engine knows only that commands are lost. The next heartbeat tells its client that the
     session is over."""
     bind(bench, "a")
@@ -53,13 +49,13 @@ def test_C3_a_consumer_whose_ack_kafka_lost_is_not_blocked_by_its_message(
         assert [(m.id, m.redelivered) for m in drain(after)] == [(sent[0], True), (sent[1], False)]
 
 
-def test_C4_the_iterator_hands_over_what_is_there(bench: Bench) -> None:
+def test_C4_the_iterator_yields_the_available_messages(bench: Bench) -> None:
     consumer = bench.consumer(ack_mode="auto")
     sent = [bench.send({"n": n}) for n in range(3)]
     assert [message.id for message, _ in zip(consumer, range(3), strict=False)] == sent
 
 
-def test_L9_one_ack_of_very_many_ids_does_not_become_many() -> None:
+def test_L9_an_early_ack_of_a_range_is_stored_as_one() -> None:
     """Every other id goes to another queue, and what is left of the range would be cut and cut."""
     steps = started(define(), define("more"), subscribe("a"), limits=Limits(early_acks=3))
     steps.run([c.Ack(queue="orders", subscription="a", ids=f"1-{10**12}")])
@@ -69,7 +65,7 @@ def test_L9_one_ack_of_very_many_ids_does_not_become_many() -> None:
     assert seen["ack_ignored"] == 17  # of ids that went elsewhere; three still wait
 
 
-def test_L9_an_ack_whose_time_is_over_as_the_message_comes_does_not_count() -> None:
+def test_L9_an_expired_early_ack_does_not_count() -> None:
     """Also where that is the first step since."""
     steps = started(define(deferred_ack_expiration="10s"), subscribe("a"))
     steps.run([c.Ack(queue="orders", subscription="a", ids="1")])
@@ -78,7 +74,7 @@ def test_L9_an_ack_whose_time_is_over_as_the_message_comes_does_not_count() -> N
     assert described(steps)["leased"] == 1
 
 
-def test_L9_a_message_is_looked_up_among_many_early_acks_at_once() -> None:
+def test_L9_the_lookup_among_many_early_acks_is_fast() -> None:
     steps = started(define(**WIDE), subscribe("a", 5_000), checked=False)
     ids = ",".join(str(n) for n in range(50_001, 70_001, 2))
     steps.run([c.Ack(queue="orders", subscription="a", ids=ids)])

@@ -21,9 +21,7 @@ CALLS: dict[str, Callable[[Bench], object]] = {
 
 
 @pytest.mark.parametrize("what", CALLS)
-def test_R6_a_predicate_that_cannot_be_read_is_refused_by_its_name_and_text(
-    bench: Bench, what: str
-) -> None:
+def test_R6_an_invalid_predicate_is_refused_with_its_name_and_text(bench: Bench, what: str) -> None:
     bench.define("others")
     bench.send({"price": 1})
     name = "filter" if what == "consumer" else "where"

@@ -56,7 +56,7 @@ def test_S9_the_time_to_react_is_part_of_the_alert(empty: Bench) -> None:
     assert expected.items() <= event.items()
 
 
-def test_S9_of_the_vpn() -> None:
+def test_S9_alerts_of_the_vpn() -> None:
     vpns = {"default": {"max_spool_usage": 100}, "east": {"max_spool_usage": 100}}
     bench = Bench(config={"vpns": vpns})
     bench.define("one", message_type="binary")
@@ -87,14 +87,14 @@ def test_S9_alerts_are_journaled_and_logged(empty: Bench, caplog: pytest.LogCapt
     ]
 
 
-def test_S9_defaults_of_the_system() -> None:
+def test_S9_default_thresholds() -> None:
     limits = SystemLimits()
     for what in ("spool_usage", "spool_files", "delivered_unacked"):
         assert getattr(limits, f"{what}_high_percent") == 80
         assert getattr(limits, f"{what}_clear_percent") == 60
 
 
-def test_S9_events_are_seen_by_their_own_vpn_only() -> None:
+def test_S9_a_vpn_sees_only_its_own_events() -> None:
     config = {"vpns": {"east": {}, "west": {}}}
     east = lakequeue.connect("memory://alerts-of-vpns", vpn="east", config=config)
     west = lakequeue.connect("memory://alerts-of-vpns", vpn="west")
@@ -104,7 +104,7 @@ def test_S9_events_are_seen_by_their_own_vpn_only() -> None:
     assert west.admin().events() == []
 
 
-def test_S9_B4_usage_shows_levels_limits_and_what_is_set() -> None:
+def test_S9_B4_usage_shows_levels_limits_and_active_alerts() -> None:
     system = {"max_spool_usage": 100, "max_spool_files": 1, "max_delivered_unacked": 10}
     bench = Bench(config={"system": system, "vpns": {"default": {"max_spool_usage": 50}}})
     bench.define(message_type="binary")
@@ -133,7 +133,7 @@ def test_S6_refusals_of_no_queue_are_counted(empty: Bench) -> None:
     assert refused == {"no_matching_destination": 1, "malformed": 1}
 
 
-def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
+def test_S9_a_vpn_without_a_limit_has_no_alert() -> None:
     bench = Bench(config={"vpns": {"default": {"max_spool_usage": 10}}})
     bench.define(message_type="binary")
     bench.send(b"x" * 9)
@@ -143,7 +143,7 @@ def test_S9_a_vpn_whose_limit_goes_has_no_alert() -> None:
     bench.send(b"x")
 
 
-def test_S9_S7_a_queue_that_takes_many_steps_to_go_clears_its_alert_once() -> None:
+def test_S9_S7_a_queue_deleted_over_many_steps_clears_its_alert_once() -> None:
     steps = Steps(limits=Limits(bulk_rows=1))
     queue = {"name": "q", "message_type": "binary", "max_spool_usage": 30}
     steps.run([c.Define(definition=queue)], [("q", b"x" * 10)] * 3)

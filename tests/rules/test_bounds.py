@@ -31,7 +31,7 @@ def segments(outputs: list[Any]) -> list[Any]:
     return [s for o in of(Journal, outputs) for s in o.segments]
 
 
-def test_O3_X1_a_barrier_goes_out_if_the_last_one_before_it_expires_in_the_search() -> None:
+def test_O3_X1_a_barrier_is_delivered_when_the_last_message_before_it_expires() -> None:
     """A step's budget ended before it expired, so the search for a message finds it overdue."""
     steps = started(define(barrier_expression="/b = 1", **WIDE), limits=Limits(due_rows=1))
     brief = {"ttl_ms": 1_000}
@@ -51,7 +51,7 @@ def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_X1_R6_what_is_overdue_does_not_live_on_in_another_queue(dry_run: bool) -> None:
+def test_X1_R6_an_overdue_message_is_not_moved(dry_run: bool) -> None:
     """A step's budget ended before it expired."""
     steps = started(define(**WIDE), define("others", **WIDE), limits=Limits(due_rows=1))
     steps.run(publishes=[("orders", body(n=n), {"ttl_ms": 1_000}) for n in range(4)])
@@ -62,7 +62,7 @@ def test_X1_R6_what_is_overdue_does_not_live_on_in_another_queue(dry_run: bool) 
     assert described(steps, "others")["spooled"] == 0
 
 
-def test_X1_X6_what_is_overdue_is_not_redriven() -> None:
+def test_X1_X6_an_overdue_message_is_not_redriven() -> None:
     """A step's budget ended before it expired."""
     dead = define("dead", expiration="1s", **WIDE)
     orders = define(dead_message_queue="dead", **WIDE)
@@ -77,7 +77,7 @@ def test_X1_X6_what_is_overdue_is_not_redriven() -> None:
 # ---------------------------------------------------------------- bytes
 
 
-def test_C2_what_is_sent_again_has_a_budget_and_its_order() -> None:
+def test_C2_repeated_deliveries_have_a_budget_and_keep_their_order() -> None:
     """A client that says nothing has 200 messages under way: they do not all come in one step."""
     consumer = subscribe("a", 300, transport_acks=True)
     steps = started(define(**WIDE), consumer, limits=Limits(again_rows=30, again_bytes=1_000))
@@ -115,7 +115,7 @@ BULK: dict[str, c.Command] = {  # by the event of each message
 
 
 @pytest.mark.parametrize("event", BULK)
-def test_R6_X6_L13_what_reads_payloads_reads_no_more_than_its_bytes(event: str) -> None:
+def test_R6_X6_L13_commands_that_read_payloads_keep_to_their_bytes(event: str) -> None:
     dying = define(dead_message_queue="dead", expiration="1s", **WIDE)
     steps = started(define("dead", **WIDE), dying, limits=Limits(bulk_bytes=10_000), checked=False)
     steps.run(publishes=[("orders", body(n=n, x="x" * 1_000)) for n in range(100)])
@@ -142,13 +142,13 @@ def browse(steps: Steps, at_most: int = 12) -> list[list[dict[str, Any]]]:
     raise AssertionError(f"more than {at_most} parts")
 
 
-def test_R6_a_browse_of_large_messages_comes_in_parts_that_fit() -> None:
+def test_R6_a_browse_of_large_messages_is_answered_in_parts() -> None:
     steps = started(define(**WIDE), checked=False)
     steps.run(publishes=[("orders", body(x="x" * 1_500_000))] * 12)
     assert [row["id"] for part in browse(steps) for row in part] == [str(n) for n in range(1, 13)]
 
 
-def test_R6_a_browse_of_large_keys_comes_in_parts_that_fit() -> None:
+def test_R6_a_browse_of_large_keys_is_answered_in_parts() -> None:
     steps = started(define(**WIDE), checked=False)
     steps.run(publishes=[("orders", b"{}", {"key": b"k" * 1_500_000})] * 12)
     assert len(browse(steps)[0]) == 2
@@ -182,7 +182,7 @@ def test_R6_a_message_of_any_size_can_be_browsed(
 # ---------------------------------------------------------------- many
 
 
-def test_R6_many_ranges_cost_no_more_than_they_find() -> None:
+def test_R6_the_cost_of_many_ranges_follows_the_messages_found() -> None:
     steps = started(define(**WIDE), checked=False)
     for _ in range(4):
         steps.run(publishes=[("orders", b"{}")] * 5_000)
@@ -193,7 +193,7 @@ def test_R6_many_ranges_cost_no_more_than_they_find() -> None:
     assert described(steps)["depth"] == 10_000
 
 
-def test_L9_early_acks_beyond_the_limit_are_counted_and_said_once() -> None:
+def test_L9_early_acks_beyond_the_limit_are_counted_and_reported_once() -> None:
     steps = started(define(**WIDE), subscribe("a"), limits=Limits(early_acks=3))
     ids = ",".join(str(n) for n in range(1, 2_000, 2))
     said = segments(steps.run([c.Ack(queue="orders", subscription="a", ids=ids)]))
@@ -238,7 +238,7 @@ def test_B2_subscriptions_have_a_limit(limits: Limits, wanted: list[Any], why: s
     assert why in steps.error(wanted[-1])
 
 
-def test_B2_who_ends_a_subscription_may_have_another() -> None:
+def test_B2_an_ended_subscription_makes_room_for_another() -> None:
     limits = Limits(session_queue_subscriptions=2)
     steps = started(
         define(**WIDE), *[subscribe(f"s{n}", session="me") for n in (1, 2)], limits=limits
@@ -264,7 +264,7 @@ def test_O3_O4_the_order_in_a_lane_holds_after_very_many_barriers() -> None:
     assert delivered(steps.run([subscribe("s", 10, acks="none")])) == [1, 2, 3, 4]
 
 
-def test_P1_a_producer_with_very_many_gaps_holds_up_nobody() -> None:
+def test_P1_a_producer_with_very_many_gaps_delays_no_other() -> None:
     """Each message was compared with up to 10,000 gaps."""
     steps = started(define(**WIDE), checked=False)
     sequences = [*range(2, 20_001, 2), *range(19_999, 0, -2)]
@@ -278,7 +278,7 @@ def test_P1_a_producer_with_very_many_gaps_holds_up_nobody() -> None:
     assert described(steps)["depth"] == 20_000
 
 
-def test_L13_a_long_text_of_ranges_is_read_once_and_nobody_shares_what_is_changed() -> None:
+def test_L13_a_long_text_of_ranges_is_parsed_once_and_never_shared() -> None:
     text = ",".join(str(n) for n in range(1, 9_999, 2))
     assert len(text) >= LONG
     parse_ranges(text).clear()
@@ -291,6 +291,6 @@ def test_L13_a_long_text_of_ranges_is_read_once_and_nobody_shares_what_is_change
     ("5-1", "lower one"), (f"{1 << 64}", "at most"), (f"1-{1 << 64}", "at most"),
     ("9" * 30, "at most"), ("1-" + "9" * 30, "at most"), ("-1", "allowed are"),
 ])  # fmt: skip
-def test_L13_wrong_ids_are_refused_for_their_own_reason(ids: str, why: str) -> None:
+def test_L13_invalid_ids_are_refused_with_their_reason(ids: str, why: str) -> None:
     with pytest.raises(ValueError, match=f"{ids[:9]}.* {why}"):
         parse_ranges(ids)

@@ -35,7 +35,9 @@ def body(**values: Any) -> bytes:
 
 
 @pytest.mark.parametrize("priority", [None, "/p"])
-def test_F5_what_came_back_is_seen_by_every_filter(empty: Bench, priority: str | None) -> None:
+def test_F5_a_returned_message_is_offered_to_every_filter(
+    empty: Bench, priority: str | None
+) -> None:
     """A filter whose look-ahead held only what had come back moved past what nobody looked at."""
     empty.define(**WIDE, **({"priority": priority} if priority else {}))
     d = empty.consumer(name="d", backlog=1, filter="/k = 'f'")
@@ -58,7 +60,7 @@ def test_F5_what_came_back_is_seen_by_every_filter(empty: Bench, priority: str |
     assert ids(drain(g)) == [other]
 
 
-def test_F5_a_match_far_behind_is_found() -> None:
+def test_F5_a_match_deep_in_the_queue_is_found() -> None:
     """More messages that do not match than a step looks at stand before the one that does."""
     steps = Steps(limits=Limits(looks=50))
     steps.run([define(**WIDE), subscribe("f", filter="/k = 1"), subscribe("g", 1, filter="/k = 2")])
@@ -70,7 +72,7 @@ def test_F5_a_match_far_behind_is_found() -> None:
     assert delivered(out, "f2") == [1, 2]
 
 
-def test_F5_what_is_remembered_of_a_filter_does_not_grow() -> None:
+def test_F5_the_memory_of_a_filter_is_bounded() -> None:
     """On a priority queue every arrival above the cursor was remembered, for ever."""
     steps = Steps()
     steps.run([define(priority="/p", **WIDE), subscribe("f", filter="/k = 1")])
@@ -89,7 +91,7 @@ def test_F5_what_is_remembered_of_a_filter_does_not_grow() -> None:
 
 @pytest.mark.parametrize("command", ["cancel", "renew"])
 @pytest.mark.parametrize("ms", [9_504_000_000_000_000_000, 1 << 62, (1 << 63) - 1, -(1 << 62)])
-def test_L10_L11_a_time_without_sense_is_refused(command: str, ms: int) -> None:
+def test_L10_L11_a_senseless_time_is_refused(command: str, ms: int) -> None:
     steps = Steps()
     steps.run([define(), subscribe("a", 1)], [("orders", b"{}")] * 2)
     text = {"command": command, "queue": "orders", "subscription": "a", "ids": "1"}
@@ -102,7 +104,7 @@ def test_L10_L11_a_time_without_sense_is_refused(command: str, ms: int) -> None:
     assert described(steps)["acknowledged"] == 1
 
 
-def test_L11_a_delay_of_the_client_does_not_stop_the_engine(bench: Bench) -> None:
+def test_L11_an_extreme_delay_does_not_stop_the_engine(bench: Bench) -> None:
     consumer = bench.consumer(backlog=1)
     bench.send()
     (message,) = drain(consumer)
@@ -148,7 +150,7 @@ def long_inner_headers() -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize(
     "made", [long_destinations, long_problems, long_request, long_inner_headers]
 )
-def test_S1_what_leaves_fits_into_a_record(made: Any) -> None:
+def test_S1_every_output_fits_into_a_record(made: Any) -> None:
     steps = Steps()
     steps.run([define(**WIDE)])
     commands, publishes = made()
@@ -159,7 +161,7 @@ def test_S1_what_leaves_fits_into_a_record(made: Any) -> None:
 # ---------------------------------------------------------------- leases are the engine's (L4, L10)
 
 
-def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
+def test_L10_the_answer_to_a_renewal_has_its_effect() -> None:
     steps = Steps()
     steps.run([define(lease_period="5s"), subscribe("a", 2)], [("orders", b"{}")] * 3)
     renew = c.Renew(queue="orders", subscription="a", ids="1-3", period_ms=60_000, reply=REPLY)
@@ -170,7 +172,7 @@ def test_L10_a_renewal_is_answered_with_what_it_did() -> None:
 # ---------------------------------------------------------------- definitions (Q7, Q9, S7)
 
 
-def test_Q9_in_one_batch_a_queue_is_deleted_and_defined_in_the_order_of_the_log() -> None:
+def test_Q9_deletes_and_definitions_of_one_batch_follow_the_log() -> None:
     """The new queue is empty, and takes what is published to it; then it is gone."""
     steps = Steps()
     delete = c.Delete(queue="orders", reply=REPLY)
@@ -185,7 +187,7 @@ def test_Q9_in_one_batch_a_queue_is_deleted_and_defined_in_the_order_of_the_log(
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_Q7_a_definition_that_is_refused_late_changes_nothing(
+def test_Q7_a_definition_refused_late_changes_nothing(
     again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its route was dropped and the index made anew before the last check was made."""
@@ -211,7 +213,7 @@ def test_Q7_a_definition_that_is_refused_late_changes_nothing(
 # ---------------------------------------------------------------- acks and returns
 
 
-def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
+def test_L5_a_message_returned_unread_counts_no_attempt() -> None:
     steps = Steps()
     steps.run([define(max_deliveries=2, **WIDE), subscribe("a", 1)], [("orders", b"{}")])
     for _ in range(5):
@@ -228,7 +230,7 @@ def test_L5_what_is_returned_untouched_was_no_attempt() -> None:
     assert (seen["expired"], seen["redelivered"]) == (1, 1)
 
 
-def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
+def test_P1_P3_a_filled_gap_is_acknowledged_beside_a_repetition() -> None:
     """The receipt began at what was sent again; what was new and lower was stored in silence."""
     steps = Steps()
     steps.run([define()], [("orders", b"{}", {"producer": "p", "seq": n}) for n in (1, 9)])
@@ -237,7 +239,7 @@ def test_P1_P3_what_fills_a_gap_is_told_of_beside_a_repetition() -> None:
     assert sorted(receipt.runs) == [[5, 1, 3], [9, 1, 2]]
 
 
-def test_L5_each_delivery_has_a_number_of_its_own() -> None:
+def test_L5_each_delivery_has_its_own_number() -> None:
     steps = Steps()
     steps.run([define(**WIDE)])
     out = steps.run([subscribe("a", 2)], [("orders", b"{}")] * 2)
@@ -247,7 +249,7 @@ def test_L5_each_delivery_has_a_number_of_its_own() -> None:
     assert len(set(numbers)) == 4
 
 
-def test_S7_consumers_of_a_deleted_queue_are_told_each_by_its_id() -> None:
+def test_S7_each_consumer_of_a_deleted_queue_is_informed() -> None:
     steps = Steps()
     steps.run([define(), define("other"), subscribe("a", session="s"), subscribe("b")])
     steps.run([subscribe("c", queue="other", session="s")])
@@ -258,7 +260,7 @@ def test_S7_consumers_of_a_deleted_queue_are_told_each_by_its_id() -> None:
     ]  # fmt: skip
 
 
-def test_S7_a_session_is_not_full_of_queues_that_were_deleted() -> None:
+def test_S7_deleted_queues_leave_nothing_in_a_session() -> None:
     steps = Steps(limits=Limits(subscriptions=2))
     for n in range(4):
         bound = subscribe(f"c{n}", queue=f"q{n}", session="s", reply=REPLY)

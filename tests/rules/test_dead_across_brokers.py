@@ -44,7 +44,7 @@ class Dying(Mesh):
 
 
 @pytest.mark.parametrize("keys", [{}, {"priority": "/n"}, {"partition_key": "/k"}])
-def test_X5_a_dead_message_is_the_same_as_on_one_broker(keys: dict[str, str]) -> None:
+def test_X5_a_dead_message_is_alike_with_one_and_several_brokers(keys: dict[str, str]) -> None:
     def run(broker: str) -> list[Any]:
         one = Dying(
             local("q", "a", dead_message_queue="dmq", max_deliveries=2),
@@ -72,7 +72,7 @@ def test_X5_a_dead_message_is_the_same_as_on_one_broker(keys: dict[str, str]) ->
     assert (near[4]["dead_lettered"], near[4]["discarded"], near[5]["depth"]) == (5, 1, 5)
 
 
-def test_X5_X6_the_journal_shows_the_way_there_and_back() -> None:
+def test_X5_X6_the_journal_shows_both_ways() -> None:
     one = Dying()
     sent = one.send("a", "q")
     one.reject_all("q")
@@ -93,9 +93,7 @@ def test_X5_X6_the_journal_shows_the_way_there_and_back() -> None:
 
 
 @pytest.mark.parametrize(("how", "why"), [("full", "queue_quota"), ("shut down", "queue_shutdown")])
-def test_M3_X5_what_a_dead_message_queue_elsewhere_does_not_take_now_waits(
-    how: str, why: str
-) -> None:
+def test_M3_X5_dead_messages_wait_for_a_full_remote_dead_message_queue(how: str, why: str) -> None:
     one = Dying()
     one.send("a", "q", b"1")
     one.reject_all("q")
@@ -118,7 +116,7 @@ def test_M3_X5_what_a_dead_message_queue_elsewhere_does_not_take_now_waits(
     assert one.ids("dmq")[-1] == sent
 
 
-def test_X5_where_a_dead_message_queue_elsewhere_was_deleted_they_are_discarded() -> None:
+def test_X5_dead_messages_for_a_deleted_remote_queue_are_discarded() -> None:
     one = Dying()
     one.send("a", "q", b"1")
     one.reject_all("q")
@@ -133,7 +131,7 @@ def test_X5_where_a_dead_message_queue_elsewhere_was_deleted_they_are_discarded(
     assert one.stored() == [0, 0, 0]
 
 
-def test_X5_of_a_group_any_broker_and_of_a_group_local_queue_the_initial_owner() -> None:
+def test_X5_the_host_that_takes_dead_messages_of_a_group() -> None:
     one = Dying(
         local("q", "a", dead_message_queue="g"), local("p", "b", dead_message_queue="l"),
         shared("g", group=["b", "c"]), shared("all", dead_message_queue="dmq"), local("dmq", "c"),
@@ -149,7 +147,7 @@ def test_X5_of_a_group_any_broker_and_of_a_group_local_queue_the_initial_owner()
 # ---------------------------------------------------------------- brokers that are away, or full
 
 
-def test_X5_they_wait_for_a_broker_that_is_away_and_can_be_looked_at() -> None:
+def test_X5_dead_messages_for_an_unreachable_broker_wait_and_can_be_browsed() -> None:
     one = Dying()
     one.engine.cut("b")
     sent = [one.send("a", "q", b"%d" % n) for n in range(3)]
@@ -169,7 +167,7 @@ def test_X5_they_wait_for_a_broker_that_is_away_and_can_be_looked_at() -> None:
     assert one.counters("q")["dead_lettered"] == 3
 
 
-def test_X5_they_wait_for_room_on_the_other_broker_in_their_order() -> None:
+def test_X5_dead_messages_wait_in_order_for_room_on_the_other_broker() -> None:
     one = Dying()
     system = c.encode_command(c.Configure(system={"max_spool_usage": 4}))
     one.engine.instruct("default", system, "b")
@@ -196,7 +194,7 @@ def catch_up(mesh: Mesh, network: Network) -> None:
 BOTH = [local(name, "a", "t", dead_message_queue="dmq") for name in "qp"]
 
 
-def test_X6_what_dies_once_more_on_the_way_is_known_to_have_died_in_both(network: Network) -> None:
+def test_X6_a_message_that_dies_again_in_transit_lists_both_queues(network: Network) -> None:
     one = Dying(*BOTH, local("dmq", "b"))
     sent = one.send("a", "t")
     network.fault = lambda word: LATE
@@ -210,7 +208,7 @@ def test_X6_what_dies_once_more_on_the_way_is_known_to_have_died_in_both(network
 
 
 @pytest.mark.parametrize("what", ["delete", "purge", "move"])
-def test_X5_the_dead_message_queue_changes_while_they_are_on_their_way(
+def test_X5_the_dead_message_queue_changes_while_messages_are_in_transit(
     what: str, network: Network
 ) -> None:
     one = Dying()
@@ -237,7 +235,7 @@ def test_X5_the_dead_message_queue_changes_while_they_are_on_their_way(
     assert sum(one.stored()) == {"delete": 0, "purge": 1, "move": 2}[what]
 
 
-def test_X6_what_dies_again_before_its_redrive_is_known_to_be_done_stays_dead(
+def test_X6_a_message_that_dies_before_its_redrive_is_confirmed_stays_dead(
     network: Network,
 ) -> None:
     one = Dying()
@@ -274,7 +272,7 @@ def again(one: Mesh, **keys: Any) -> None:
 @pytest.mark.parametrize(
     "keys", [{}, {"priority": "/n"}, {"partition_key": "/k"}, {"filter": "/n > 0"}]
 )
-def test_X6_a_redrive_does_the_same_as_on_one_broker(keys: dict[str, str]) -> None:
+def test_X6_a_redrive_works_alike_with_one_and_several_brokers(keys: dict[str, str]) -> None:
     def run(broker: str) -> list[Any]:
         one = Dying(
             local("q", "a", dead_message_queue="dmq", max_deliveries=1, expiration="1h"),
@@ -320,7 +318,7 @@ def test_X6_a_redrive_does_the_same_as_on_one_broker(keys: dict[str, str]) -> No
         ("leased", lambda one: one.consumer("b", 9, "dmq")),
     ],
 )
-def test_X6_what_cannot_go_back_stays_and_is_reported(why: str, change: Any) -> None:
+def test_X6_messages_that_cannot_return_stay_and_are_reported(why: str, change: Any) -> None:
     one = Dying()
     sent = [one.send("a", "q", {"n": n}) for n in range(2)]
     one.reject_all("q", "bad")
@@ -377,7 +375,7 @@ def test_X6_a_redrive_of_many_takes_many_steps() -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_X6_the_dead_message_queue_moves_meanwhile(full: bool) -> None:
+def test_X6_the_dead_message_queue_moves_during_a_redrive(full: bool) -> None:
     one = Dying()
     sent = [one.send("a", "q") for _ in range(3)]
     one.reject_all("q")
@@ -397,7 +395,7 @@ def test_X6_the_dead_message_queue_moves_meanwhile(full: bool) -> None:
     assert one.ids("q") == (sent[1:2] if full else [])
 
 
-def test_S7_the_dead_message_queue_is_deleted_meanwhile() -> None:
+def test_S7_the_dead_message_queue_is_deleted_during_a_redrive() -> None:
     one = Dying()
     sent = [one.send("a", "q", b"%d" % n) for n in range(3)]
     one.reject_all("q")
@@ -410,7 +408,7 @@ def test_S7_the_dead_message_queue_is_deleted_meanwhile() -> None:
     assert (one.ids("q"), one.stored()) == (sent[:1], [1, 2, 0])
 
 
-def test_X6_where_the_queue_moves_they_stay_and_go_later() -> None:
+def test_X6_messages_for_a_moving_queue_stay_and_are_redriven_later() -> None:
     one = Dying()
     sent = one.send("a", "q")
     one.reject_all("q")
@@ -426,7 +424,7 @@ def test_X6_where_the_queue_moves_they_stay_and_go_later() -> None:
     assert sent in one.ids("q")
 
 
-def test_X6_published_edited_and_dead_in_another() -> None:
+def test_X6_an_edited_message_dies_in_another_queue() -> None:
     one = Dying(
         local("dmq", "b", "t", expiration_model="queue"),
         *(local(q, at, "t", dead_message_queue="dmq") for q, at in ("pb", "qa")),

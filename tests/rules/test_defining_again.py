@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # all of it, and on
 }
 
 
-def test_each_method_that_defines_is_here() -> None:
+def test_every_defining_method_is_tested_here() -> None:
     methods = {
         name for name, function in inspect.getmembers(Admin, inspect.isfunction)
         if "definition" in inspect.signature(function).parameters
@@ -45,7 +45,7 @@ def test_each_method_that_defines_is_here() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_Q9_what_is_not_named_stays_as_it_is(kind: str) -> None:
+def test_Q9_omitted_keys_keep_their_values(kind: str) -> None:
     two = Two()
     whole, change = KINDS[kind]
     define: Callable[..., None] = getattr(two.west.admin(), kind)

@@ -82,7 +82,7 @@ def test_Q1_defaults() -> None:
     ({"respect_ttl": False}, {"expiration_model": "queue"}),
     ({"file_backed_metadata": "enabled"}, {"file_backed_metadata": True}),
 ])  # fmt: skip
-def test_Q3_Q5_Q6_F4_X2_R5_what_a_definition_means(
+def test_Q3_Q5_Q6_F4_X2_R5_the_values_of_a_definition(
     keys: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     queue = define(**keys)
@@ -112,7 +112,7 @@ def test_Q3_Q5_Q6_F4_X2_R5_what_a_definition_means(
     ],
     ids=str,
 )
-def test_Q1_Q3_Q5_Q6_F4_X2_a_key_that_does_not_fit_is_named(keys: dict[str, Any]) -> None:
+def test_Q1_Q3_Q5_Q6_F4_X2_an_invalid_key_is_named(keys: dict[str, Any]) -> None:
     """The first key of each row, as it is or with what stands beside it."""
     assert next(iter(keys)) in problems(**keys)
 
@@ -139,7 +139,7 @@ def test_Q5_the_type_as_a_tag_or_as_a_key(tag: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["filter", "priority", "barrier_expression"])
-def test_Q7_a_bad_expression_is_refused_with_its_place(key: str) -> None:
+def test_Q7_a_bad_expression_is_refused_with_its_position(key: str) -> None:
     found = problems(**{key: "/a >"})[key]
     assert found.value == "/a >"
     assert "character 5" in found.allowed
@@ -163,7 +163,7 @@ def test_Q7_a_bad_expression_is_refused_with_its_place(key: str) -> None:
     ("target_queue_depth", 999, "1000"), ("leese_period", "3s", "did you mean lease_period?"),
     ("LeasePeriod", "3s", "did you mean lease_period?"), ("zzz", 1, "not a known key"),
 ])  # fmt: skip
-def test_Q7_one_bad_key_is_refused_with_what_is_allowed(key: str, value: Any, says: str) -> None:
+def test_Q7_one_bad_key_is_refused_with_the_allowed_values(key: str, value: Any, says: str) -> None:
     found = problems(**{key: value})
     assert says in found[key].allowed
     assert str(found[key])
@@ -192,11 +192,11 @@ def test_Q7_keys_that_exclude_each_other(other: str) -> None:
 
 
 @pytest.mark.parametrize("key", ["max_backlog", "expiration", "filter", "max_spool_usage", "zzz"])
-def test_Q7_a_number_too_long_to_be_shown_is_refused_all_the_same(key: str) -> None:
+def test_Q7_an_extremely_long_number_is_refused(key: str) -> None:
     assert "very large" in str(problems(**{key: 10**5000})[key])
 
 
-def test_Q9_what_may_not_change_while_the_queue_runs() -> None:
+def test_Q9_keys_that_cannot_change() -> None:
     old = define()
     assert redefine(old, define(max_backlog=5, filter="/a > 1", expiration="3s")) == []
     new = define(name="other", message_type="text", type="LocalQueue")
@@ -253,7 +253,7 @@ def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -
 
 @given(*[st.fixed_dictionaries({}, optional=OPTIONAL)] * 2)
 @settings(max_examples=60)
-def test_Q9_what_is_not_named_stays_and_what_follows_from_it_follows(
+def test_Q9_omitted_keys_keep_their_values_and_derived_ones_follow(
     keys: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     """As if all of it had been given at once, where that is a definition."""
@@ -276,7 +276,7 @@ ANYTHING = st.recursive(
 
 @given(ANYTHING | st.dictionaries(st.sampled_from(KEYS), ANYTHING, max_size=8))
 @settings(max_examples=100)
-def test_Q7_anything_is_read_or_refused(mapping: object) -> None:
+def test_Q7_any_value_is_accepted_or_refused(mapping: object) -> None:
     for read in (parse_definition, lambda one: parse_configuration({"queues": [one]})):
         try:
             read(mapping)
@@ -350,7 +350,7 @@ def test_Q7_a_configuration_reports_every_problem_of_the_file() -> None:
     ("? [1, 2]\n: 3", "line 1"), ("queues: &x [*x]", "must be a mapping of keys"),
     ("x: !!python/object:os.system 1", "line 1"),
 ])  # fmt: skip
-def test_Q7_a_file_that_cannot_be_read_is_one_sentence_with_the_line(text: str, says: str) -> None:
+def test_Q7_an_invalid_file_is_reported_with_the_line(text: str, says: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_configuration_text(text, "queues.yaml")
     assert str(caught.value).startswith("queues.yaml: ")
@@ -358,7 +358,7 @@ def test_Q7_a_file_that_cannot_be_read_is_one_sentence_with_the_line(text: str, 
 
 
 @pytest.mark.parametrize("name", ["none.yaml", ".", "latin.yaml"])
-def test_Q7_a_file_that_cannot_be_read_at_all(tmp_path: Path, name: str) -> None:
+def test_Q7_an_unreadable_file(tmp_path: Path, name: str) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ConfigError, match="cannot be read"):
         load(tmp_path / name)
@@ -371,7 +371,7 @@ def test_Q7_a_file_that_cannot_be_read_at_all(tmp_path: Path, name: str) -> None
     ({"max_ttl": "5s", "expiration": "9s"}, {"max_ttl": None}),
     ({}, {"topic": "orders", "max_backlog": 5}),
 ])  # fmt: skip
-def test_Q9_what_follows_from_a_key_follows_from_its_new_value(
+def test_Q9_derived_values_follow_a_changed_key(
     keys: dict[str, Any], changes: dict[str, Any]
 ) -> None:
     name = {} if "topic" in changes else {"name": "orders"}

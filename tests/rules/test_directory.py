@@ -27,7 +27,7 @@ def mesh() -> Mesh:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_Q9_a_key_that_is_not_named_stays_wherever_the_queue_is(mesh: Mesh, broker: str) -> None:
+def test_Q9_omitted_keys_keep_their_values_on_every_host(mesh: Mesh, broker: str) -> None:
     mesh.admin.define(local("one", broker, max_deliveries=5))
     mesh.admin.define(shared("all", max_deliveries=5))
     for by in BROKERS:
@@ -41,7 +41,7 @@ def test_Q9_a_key_that_is_not_named_stays_wherever_the_queue_is(mesh: Mesh, brok
 # ---------------------------------------------------------------- placement
 
 
-def test_q5_a_local_queue_is_made_where_there_is_least(mesh: Mesh) -> None:
+def test_q5_a_local_queue_is_placed_on_the_least_loaded_broker(mesh: Mesh) -> None:
     for name in ("q1", "q2", "q3", "q4"):
         mesh.admin.define(local(name))
     assert mesh.where() == {"q1": "a", "q2": "b", "q3": "c", "q4": "a"}
@@ -50,7 +50,7 @@ def test_q5_a_local_queue_is_made_where_there_is_least(mesh: Mesh) -> None:
     assert mesh.where()["q5"] == "b"
 
 
-def test_q5_a_queue_of_a_configuration_is_placed_as_others_are() -> None:
+def test_q5_a_configured_queue_is_placed_like_others() -> None:
     mesh = Mesh(local("q1"), local("q2", "a"), local("q3"), local("q4"))
     assert mesh.where() == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
 
@@ -65,7 +65,7 @@ def test_q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None
     assert (mesh.where(), mesh.written()) == ({}, {})
 
 
-def test_x5_a_dead_message_queue_is_where_its_queue_is_where_nobody_says_more(mesh: Mesh) -> None:
+def test_x5_a_dead_message_queue_is_by_default_beside_its_queue(mesh: Mesh) -> None:
     for one in (
         local("one", "b", dead_message_queue="one-dead"), local("one-dead"), local("two-dead", "c"),
         local("two", dead_message_queue="two-dead"), shared("all", dead_message_queue="one-dead"),
@@ -77,7 +77,7 @@ def test_x5_a_dead_message_queue_is_where_its_queue_is_where_nobody_says_more(me
     }  # fmt: skip
 
 
-def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: Mesh) -> None:
+def test_q9_a_name_is_unique_and_a_queue_is_redefined_in_place(mesh: Mesh) -> None:
     mesh.admin.define(local("q", "b"))
     mesh.at["c"].admin().define(local("q", max_cancels=3))
     assert mesh.where() == {"q": "b"}
@@ -87,7 +87,7 @@ def test_q9_a_name_is_given_once_and_a_queue_is_defined_again_where_it_is(mesh: 
     assert mesh.where() == {"q": "b"}
 
 
-def test_s7_a_queue_is_deleted_wherever_it_is(mesh: Mesh) -> None:
+def test_s7_a_queue_is_deleted_on_any_broker(mesh: Mesh) -> None:
     mesh.admin.define(local("q", "b"))
     mesh.at["c"].admin().delete("q")
     assert (mesh.where(), mesh.written()) == ({}, {})
@@ -97,7 +97,7 @@ def test_s7_a_queue_is_deleted_wherever_it_is(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("told", BROKERS)
-def test_s7_consumers_at_every_host_hear_of_a_deleted_queue(told: str) -> None:
+def test_s7_consumers_of_every_host_learn_of_a_deleted_queue(told: str) -> None:
     """Whichever broker deletes it."""
     mesh = Mesh(local("far", "b"), shared("all"))
     for queue in ("all", "far"):
@@ -108,7 +108,7 @@ def test_s7_consumers_at_every_host_hear_of_a_deleted_queue(told: str) -> None:
                 consumer.receive(0)
 
 
-def test_a_definition_that_came_to_another_broker_is_passed_on(mesh: Mesh) -> None:
+def test_a_definition_sent_to_another_broker_is_forwarded(mesh: Mesh) -> None:
     for command in (c.Define(definition=local("q", "c")), c.Define(definition={})):
         mesh.engine.command("default.commands", b"", c.encode_command(command), "b")
     assert mesh.where() == {"q": "c"}
@@ -116,7 +116,7 @@ def test_a_definition_that_came_to_another_broker_is_passed_on(mesh: Mesh) -> No
     assert mesh.where() == {}
 
 
-def test_a_broker_that_is_added_is_told_and_hosts_what_all_host() -> None:
+def test_an_added_broker_learns_all_and_hosts_the_queues_of_all() -> None:
     mesh = Mesh(shared("all"), local("q"), brokers="a")
     mesh.engine.configure(parse_configuration({"brokers": list(BROKERS)}))
     at_c = mesh.engine.connect("c").admin()
@@ -131,7 +131,7 @@ def test_a_broker_that_is_added_is_told_and_hosts_what_all_host() -> None:
 @pytest.mark.parametrize(
     "keys", [{}, {"type": "GroupLocalQueue", "initial_owner": "b"}], ids=["of all", "of a group"]
 )
-def test_Q2_H5_a_broker_that_is_added_knows_what_was_said_since_a_queue_was_defined(
+def test_Q2_H5_an_added_broker_knows_later_changes_of_a_queue(
     keys: dict[str, Any],
 ) -> None:
     """Where the keeper hosts the queue, and where it does not."""
@@ -162,7 +162,7 @@ def test_Q2_H5_a_broker_that_is_added_knows_what_was_said_since_a_queue_was_defi
         connection.close()
 
 
-def test_Q9_what_a_configuration_says_again_is_told_to_nobody() -> None:
+def test_Q9_an_unchanged_configuration_sends_nothing() -> None:
     """At each start: thousands of queues, and all brokers know them."""
     mesh = Mesh(local("q", "b"), shared("all"))
     facts = mesh.facts("a")
@@ -197,9 +197,7 @@ def test_Q9_what_a_configuration_says_again_is_told_to_nobody() -> None:
         ),
     ],
 )
-def test_q7_wrong_brokers_are_refused_with_a_sentence(
-    mesh: Mesh, definition: dict[str, Any], why: str
-) -> None:
+def test_q7_wrong_brokers_are_refused(mesh: Mesh, definition: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         mesh.admin.define(definition)
     assert (mesh.where(), mesh.written()) == ({}, {})
@@ -212,7 +210,7 @@ def test_q7_a_configuration_names_its_own_brokers(one: dict[str, Any]) -> None:
         Mesh(one)
 
 
-def test_q7_what_a_host_refuses_is_done_nowhere(mesh: Mesh) -> None:
+def test_q7_a_definition_refused_by_one_host_is_applied_nowhere(mesh: Mesh) -> None:
     """The dead message queue of `one` is `two`, on c; that `two` leads back is known there."""
     mesh.admin.define(local("one", "c", dead_message_queue="two"))
     with pytest.raises(ConfigError, match="must not lead back to the queue itself"):
@@ -226,7 +224,7 @@ def test_q7_what_a_host_refuses_is_done_nowhere(mesh: Mesh) -> None:
 # ---------------------------------------------------------------- clients find queues
 
 
-def test_p1_a_producer_counts_for_each_broker_by_itself() -> None:
+def test_p1_a_producer_has_a_sequence_for_each_broker() -> None:
     mesh = Mesh(*AT)
     mesh.at["b"].attend()
     producer = mesh.at["b"].producer(producer_id="p", window=2)
@@ -257,7 +255,7 @@ def test_c3_heartbeats_keep_consumers_of_several_brokers() -> None:
     assert ready() == [1, 1, 1]
 
 
-def test_who_asks_a_broker_that_does_not_have_it_hears_where_it_is() -> None:
+def test_a_broker_without_the_queue_names_its_host() -> None:
     mesh = Mesh(local("q", "c"))
     connection = mesh.at["a"]
     answers: list[Any] = []
@@ -268,7 +266,7 @@ def test_who_asks_a_broker_that_does_not_have_it_hears_where_it_is() -> None:
     assert answers[0]["result"] == {"hosts": {"c": 2}}
 
 
-def test_a_producer_that_does_not_know_sends_where_it_hears_and_keeps_its_order(mesh: Mesh) -> None:
+def test_a_producer_is_redirected_and_keeps_its_order(mesh: Mesh) -> None:
     producer = mesh.at["a"].producer(delivery_mode="persistent_groupack")
     mesh.admin.define(local("q", "b"))
     futures = [producer.send_async("q", b"%d" % number) for number in range(20)]
@@ -280,7 +278,7 @@ def test_a_producer_that_does_not_know_sends_where_it_hears_and_keeps_its_order(
     assert "no_matching_destination" not in mesh.admin.usage()["vpn"]["refused"]
 
 
-def test_what_nobody_answers_for_is_passed_on() -> None:
+def test_a_publish_without_a_host_is_forwarded() -> None:
     mesh = Mesh(local("q", "c"))
     mesh.at["b"].publish_raw(
         "default.publish", b"1", key=b"k", headers={"lq": b'{"to": "q"}', "own": b"x"}
@@ -291,7 +289,7 @@ def test_what_nobody_answers_for_is_passed_on() -> None:
     assert two.payload == b"2"
 
 
-def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(network: Network) -> None:
+def test_Q2_a_new_topic_subscription_is_sent_alone(network: Network) -> None:
     """What brokers say to each other of it does not grow; nor does what each of them looks at."""
     mesh = Mesh(local("q", "b"))
 
@@ -311,7 +309,7 @@ def test_Q2_a_topic_more_is_one_topic_to_all_whatever_the_queue_has(network: Net
     assert mesh.whole("q")["depth"] == 1
 
 
-def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_Q2_a_remote_queue_has_the_same_limit_of_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(topic_subscriptions, "TOPICS_MAX", 2)
     mesh = Mesh(local("q", "c"))
     assert mesh.admin.subscribe_topic("q", "t/1")
@@ -323,7 +321,7 @@ def test_Q2_a_queue_elsewhere_has_at_most_so_many_topics(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("last", [None, {"hosts": {"b": 1}, "epoch": 0, "edition": 1}])
-def test_Q5_a_client_finds_all_hosts_though_the_directory_lost_them(
+def test_Q5_a_client_finds_all_hosts_despite_an_incomplete_directory(
     last: dict[str, Any] | None,
 ) -> None:
     """Somebody deleted the topic, or compaction kept a late record of a replaced worker alone. No

@@ -55,12 +55,12 @@ def test_tables_that_are_ahead_of_the_broker_are_not_waited_for(steps: Steps) ->
     assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
 
 
-def test_without_anybody_who_speaks_of_tables_there_are_none_to_wait_for() -> None:
+def test_without_reports_of_tables_no_receipt_waits_for_them() -> None:
     steps = started(define())
     assert told(steps.run(publishes=[durable(1)])) == [("p", 1)]
 
 
-def test_where_no_tables_are_written_it_is_refused_with_a_sentence() -> None:
+def test_durability_delta_is_refused_without_tables() -> None:
     steps = started(c.Tables(written=False), define())
     (receipt,) = of(Receipts, steps.run(publishes=[durable(1)]))
     ((seq, reason, _, detail),) = receipt.nacks
@@ -71,7 +71,7 @@ def test_where_no_tables_are_written_it_is_refused_with_a_sentence() -> None:
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
-def test_a_refusal_is_told_at_once(steps: Steps) -> None:
+def test_a_refusal_does_not_wait_for_tables(steps: Steps) -> None:
     out = steps.run(publishes=[durable(1), ("nowhere", b"{}", {**DELTA, "seq": 2})])
     (receipt,) = of(Receipts, out)
     assert [n[0] for n in receipt.nacks] == [2]
@@ -79,7 +79,7 @@ def test_a_refusal_is_told_at_once(steps: Steps) -> None:
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
-def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tables(
+def test_P1_a_repeated_message_is_stored_once_and_confirmed_with_the_tables(
     steps: Steps,
 ) -> None:
     steps.run(publishes=[durable(1)])
@@ -91,7 +91,7 @@ def test_P1_what_is_sent_again_is_stored_once_and_answered_when_it_is_in_the_tab
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
+def test_a_long_list_of_receipts_is_sent_in_parts_in_order(restart: bool) -> None:
     """R3: the row is state, so it survives whatever the state survives."""
     steps = started(*QUEUE, limits=Limits(due_names=7))
     for seq in range(1, 121):  # a page has 50
@@ -106,7 +106,7 @@ def test_a_long_row_is_said_in_parts_in_its_order(restart: bool) -> None:
     assert [r.up_to for r in of(Receipts, out)] == list(range(1, 121))
 
 
-def test_a_row_that_is_full_refuses_more() -> None:
+def test_a_full_list_of_waiting_receipts_refuses_more() -> None:
     steps = started(*QUEUE, limits=Limits(held_receipts=2))
     steps.run(publishes=[durable(1)])
     steps.run(publishes=[durable(2)])
@@ -114,7 +114,7 @@ def test_a_row_that_is_full_refuses_more() -> None:
     assert [n[:2] for n in receipt.nacks] == [(3, "no_tables")]
 
 
-def test_records_of_plain_topics_cannot_ask_for_it(steps: Steps) -> None:
+def test_records_of_plain_topics_cannot_request_durability(steps: Steps) -> None:
     records = steps.publish_records([durable(1)])
     records.topics[:] = ["orders"]
     out = steps.step(Batch(publishes=records))

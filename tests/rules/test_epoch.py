@@ -23,7 +23,7 @@ def refused(steps: Steps) -> dict[str, int]:
     return steps.ask(c.Usage())["vpn"]["refused"]
 
 
-def test_S1_what_stands_before_the_beginning_was_for_another_home(steps: Steps) -> None:
+def test_S1_records_before_the_homes_beginning_are_ignored(steps: Steps) -> None:
     old = [DEFINE, c.Ack(queue="orders", ids="1-5"), c.Begin(epoch=6), c.Delete(queue="orders")]
     assert not of(Reply, steps.run([*old, SUBSCRIBE]))
     out = steps.run([DEFINE, c.Begin(epoch=7), DEFINE, SUBSCRIBE], [("orders", b"x")])
@@ -41,9 +41,7 @@ def test_S1_what_stands_before_the_beginning_was_for_another_home(steps: Steps) 
     c.Purge(queue="orders", ids="1"), c.Purge(queue="orders"),
     c.Redrive(queue="orders", ids="1"), c.Redrive(queue="orders"),
 ], ids=lambda command: type(command).__name__)  # fmt: skip
-def test_L8_ids_of_another_home_mean_nothing_here(
-    steps: Steps, command: c.Named, epoch: int
-) -> None:
+def test_L8_ids_of_another_home_are_ignored(steps: Steps, command: c.Named, epoch: int) -> None:
     steps.run([c.Begin(epoch=7), DEFINE, SUBSCRIBE], [("orders", b"x")])
     error = steps.error(msgspec.structs.replace(command, epoch=epoch))
     assert f"epoch: {epoch} – " in error
@@ -54,7 +52,7 @@ def test_L8_ids_of_another_home_mean_nothing_here(
     steps.ask(msgspec.structs.replace(command, epoch=7))
 
 
-def test_L8_an_answer_says_of_which_home_it_speaks(steps: Steps) -> None:
+def test_L8_an_answer_names_its_home(steps: Steps) -> None:
     steps.run([c.Begin(epoch=7), DEFINE], [("orders", b"x")])
     looks = [c.Describe(queue="orders", reply=REPLY), c.Browse(queue="orders", reply=REPLY)]
     wrong = c.Browse(queue="nobody", reply=REPLY)  # says nothing of messages
@@ -86,7 +84,9 @@ class Homes:
 
 @pytest.mark.parametrize("look", ["browse", "describe", "queues"])
 @pytest.mark.parametrize("command", ["purge", "redrive"])
-def test_L8_an_administrator_changes_what_was_seen_only(look: str, command: str) -> None:
+def test_L8_an_administrator_changes_only_messages_of_the_home_browsed(
+    look: str, command: str
+) -> None:
     homes = Homes()
     admin = homes.admin
     homes.become(7)
@@ -102,7 +102,7 @@ def test_L8_an_administrator_changes_what_was_seen_only(look: str, command: str)
     assert done == 1 if command == "purge" else done.why == {"not_dead": 1}
 
 
-def test_L8_who_has_looked_at_nothing_names_no_home() -> None:
+def test_L8_commands_without_a_browse_name_no_home() -> None:
     homes = Homes()
     homes.become(7)
     assert homes.admin.purge("orders", ids="1-2") == 2

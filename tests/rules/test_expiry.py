@@ -33,7 +33,7 @@ def test_X4_time_spent_before_the_record_is_read_counts(bench: Bench, spent_ms: 
     assert (bench.seen()["depth"], bench.seen()["expired"]) == (0, 1)
 
 
-def test_X4_a_ttl_that_is_spent_on_arrival_is_dead_at_once(empty: Bench) -> None:
+def test_X4_a_message_with_a_spent_ttl_is_dead_on_arrival(empty: Bench) -> None:
     empty.define("dead")
     empty.define(dead_message_queue="dead")
     consumer = empty.consumer()

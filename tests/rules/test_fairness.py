@@ -156,7 +156,7 @@ def test_F1_F2_F3_F5_the_order_follows_every_change(seed: int) -> None:
         walk.give_one_by_one()
 
 
-def test_C2_flows_are_sent_again_when_it_is_time() -> None:
+def test_C2_unconfirmed_deliveries_are_repeated_in_time() -> None:
     """However often each is confirmed, sent, or settled, and whenever it is looked at."""
     r = random.Random(5)
     walk = Walk(5)
@@ -186,7 +186,7 @@ def test_C2_flows_are_sent_again_when_it_is_time() -> None:
 # ---------------------------------------------------------------- a step that changes a place
 
 
-def test_L1_a_subscription_that_waits_for_its_end_gets_nothing_more() -> None:
+def test_L1_a_closing_subscription_gets_no_more_messages() -> None:
     queue, limits = tools.define(**NINE), Limits(bulk_rows=1, command_rows=1, beside=1)
     steps = started(queue, subscribe("a", 9), limits=limits)
     steps.run(publishes=[("orders", b"{}")] * 3)
@@ -205,7 +205,7 @@ FLOWS = [subscribe(name, 9, transport_acks=True, filter=f"/to = '{name}'") for n
 TO_A, TO_B = ("orders", b'{"to": "a"}'), ("orders", b'{"to": "b"}')
 
 
-def test_C2_a_client_that_confirms_sooner_waits_less_for_what_is_sent_again() -> None:
+def test_C2_a_fast_client_gets_repetitions_sooner() -> None:
     steps = started(tools.define(**NINE), *FLOWS)
     steps.run(publishes=[TO_A])
     assert delivered(steps.tick(2_000)) == [1]  # from here on the wait is 4 s
@@ -217,14 +217,14 @@ def test_C2_a_client_that_confirms_sooner_waits_less_for_what_is_sent_again() ->
     assert delivered(steps.tick(1)) == [2]
 
 
-def test_C2_a_flow_that_finds_the_budget_spent_is_sent_again_in_the_next_step() -> None:
+def test_C2_without_budget_a_repetition_comes_in_the_next_step() -> None:
     steps = started(tools.define(**NINE), *FLOWS, limits=Limits(again_rows=2))
     steps.run(publishes=[TO_A, TO_A, TO_B, TO_B])
     steps.now += 2_000
     assert [delivered(steps.step(Batch())) for _ in range(2)] == [[1, 2], [3, 4]]
 
 
-def test_F5_who_was_chosen_for_a_message_that_dies_gets_the_next_one() -> None:
+def test_F5_the_consumer_chosen_for_an_expired_message_gets_the_next_one() -> None:
     """With filters, messages are given out one by one before they are looked at."""
     steps = started(tools.define())
     steps.run(publishes=[("orders", tools.body(x="x" * 2_000)), ("orders", b"{}")])

@@ -54,7 +54,7 @@ class Budgeted(Steps):
 
 
 @pytest.mark.parametrize("order", [{}, {"priority": "/p"}], ids=["plain", "priority"])
-def test_F5_what_becomes_ready_at_once_is_looked_at_over_steps(
+def test_F5_many_newly_ready_messages_are_searched_over_several_steps(
     evaluated: Evaluated, order: dict[str, str]
 ) -> None:
     steps = Budgeted(evaluated, Limits(looks=LOOKS), texts=2)
@@ -74,7 +74,7 @@ def test_F5_what_becomes_ready_at_once_is_looked_at_over_steps(
     assert described(steps)["ready"] == 100
 
 
-def test_F5_without_room_nothing_is_looked_at(evaluated: Evaluated) -> None:
+def test_F5_without_room_no_message_is_searched(evaluated: Evaluated) -> None:
     steps = Budgeted(evaluated, Limits(looks=LOOKS), texts=1)
     steps.run([define(**WIDE), subscribe("f", 1, filter="/k = 1")])
     steps.run(publishes=[("orders", body(k=1))])
@@ -121,7 +121,7 @@ def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
         assert described(steps, queue)["depth"] == 0
 
 
-def test_F5_it_is_said_when_no_filter_matches(bench: Bench) -> None:
+def test_F5_describe_shows_when_no_filter_matches(bench: Bench) -> None:
     """By the engine itself, so by all that show what it says."""
     for n in range(300):
         bench.send({"n": n})

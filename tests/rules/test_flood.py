@@ -52,7 +52,7 @@ def flood(kind: str, steps: Steps, turn: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_kept_of_a_flood_has_an_end(kind: str) -> None:
+def test_a_flood_uses_bounded_memory(kind: str) -> None:
     steps = started(define(), limits=LIMITS, checked=False)
     flood(kind, steps, 0)
     flood(kind, steps, 1)
@@ -68,13 +68,13 @@ def test_what_is_kept_of_a_flood_has_an_end(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["subscriptions", "queues"])
-def test_what_does_not_fit_is_refused_with_a_sentence(kind: str) -> None:
+def test_commands_beyond_the_limits_are_refused(kind: str) -> None:
     steps = started(define(), limits=LIMITS)
     flood(kind, steps, 0)
     assert f"has 20 {kind}, at most 20" in steps.events()[-1]["why"]
 
 
-def test_a_deleted_queue_leaves_room_for_one() -> None:
+def test_a_deleted_queue_makes_room_for_another() -> None:
     steps = started(define(), limits=LIMITS)
     flood("queues", steps, 0)
     steps.run([c.Delete(queue="0-5")])
@@ -82,13 +82,13 @@ def test_a_deleted_queue_leaves_room_for_one() -> None:
     assert len(steps.ask(c.Queues())) == 20
 
 
-def test_acks_that_were_not_kept_are_counted() -> None:
+def test_dropped_early_acks_are_counted() -> None:
     steps = started(define(), limits=LIMITS)
     flood("acks of unknown ids", steps, 0)
     assert described(steps)["counters"]["ack_ignored"] == MANY - 20
 
 
-def test_who_left_leaves_nothing() -> None:
+def test_a_departed_client_leaves_nothing() -> None:
     """Names that are used once and never again."""
     steps = started(define(), limits=LIMITS, checked=False)
     sizes = []
@@ -100,7 +100,7 @@ def test_who_left_leaves_nothing() -> None:
     assert max(sizes[3:]) < max(sizes[:3]) + 100  # pages of the newest events: full, or not
 
 
-def test_another_vpn_goes_on_beside_a_flood() -> None:
+def test_another_vpn_works_beside_a_flood() -> None:
     """In one step with it: what comes by another topic is taken, whatever the first holds."""
     steps = started(define(), limits=LIMITS)
     own = subscribe("w", 9, inbox=c.Inbox("west.deliveries"))
@@ -127,7 +127,7 @@ def in_vain(outputs: list[Any]) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_of_a_flood_is_in_vain_but_for_what_there_is_room_for(kind: str) -> None:
+def test_a_floods_commands_are_useless_beyond_the_limits(kind: str) -> None:
     steps = started(define(), limits=LIMITS, checked=False)
     kept = {"subscriptions": 20, "sessions": 20, "queues": 19}.get(kind, 0)
     assert in_vain(steps.run(floods(0)[kind])) == MANY - kept
@@ -136,7 +136,7 @@ def test_each_of_a_flood_is_in_vain_but_for_what_there_is_room_for(kind: str) ->
 MINE = {"queue": "orders", "subscription": "w"}
 
 
-def test_what_clients_say_in_a_messages_life_is_not() -> None:
+def test_ordinary_commands_are_not_useless() -> None:
     steps = Steps()
     out = steps.run([define(max_per_subscription_backlog=9), subscribe("w", session="s")])
     out += steps.run([c.Heartbeat(session="s")], [("orders", b"%d" % n) for n in range(4)])
@@ -149,14 +149,14 @@ def test_what_clients_say_in_a_messages_life_is_not() -> None:
 
 
 @pytest.mark.parametrize("kind", [c.Ack, c.Cancel, c.Reject, c.Renew, c.Returned])
-def test_what_settles_nothing_is(kind: Any) -> None:
+def test_acks_without_effect_are_useless(kind: Any) -> None:
     steps = started(define(), subscribe("w", session="s"))
     assert delivered(steps.run(publishes=[("orders", b"1")]), "w") == [1]
     steps.run([c.Ack(ids="1", **MINE)])
     assert in_vain(steps.run([kind(ids="1", **MINE)])) == 1
 
 
-def test_an_ack_that_needs_several_steps_is_not() -> None:
+def test_an_ack_over_several_steps_is_not_useless() -> None:
     queue = define(max_per_subscription_backlog=100)
     steps = started(queue, subscribe("w", session="s"), limits=Limits(command_rows=10))
     assert len(delivered(steps.run(publishes=[("orders", b"1")] * 50))) == 50

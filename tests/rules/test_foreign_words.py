@@ -46,7 +46,7 @@ def of_a_queue(key: str) -> str:
     ("max_retries", "Celery's word for max_cancels"),
     ("lease_periods", "did you mean lease_period?"),
 ])  # fmt: skip
-def test_Q7_a_queue_s_key_from_elsewhere(key: str, says: str) -> None:
+def test_Q7_a_queue_key_of_another_system(key: str, says: str) -> None:
     assert says in of_a_queue(key)
 
 
@@ -56,7 +56,7 @@ def test_Q7_a_queue_s_key_from_elsewhere(key: str, says: str) -> None:
      "is not a known key but Kafka's word for heartbeat_timeout ("),
     ({"dlq": "dead"}, "word for dead_message_queue of a queue"),
 ])  # fmt: skip
-def test_Q7_a_word_in_the_wrong_section_says_where_ours_stands(
+def test_Q7_a_foreign_key_in_the_wrong_section_names_the_right_one(
     configuration: dict[str, Any], says: str
 ) -> None:
     section, value = next(iter(configuration.items()))
@@ -64,7 +64,7 @@ def test_Q7_a_word_in_the_wrong_section_says_where_ours_stands(
 
 
 @pytest.mark.parametrize("word", WORDS, ids=[word.theirs for word in WORDS])
-def test_every_word_leads_to_a_key_or_says_what_to_do(word: Word) -> None:
+def test_every_foreign_key_leads_to_a_key_or_advice(word: Word) -> None:
     section, dot, key = word.ours.partition(".")
     if dot:
         assert section == "system"
@@ -77,7 +77,7 @@ def test_every_word_leads_to_a_key_or_says_what_to_do(word: Word) -> None:
     assert f"{word.of}'s word" in of_a_queue(word.theirs)
 
 
-def test_no_word_stands_twice_or_hides_a_key_of_ours() -> None:
+def test_no_foreign_key_is_listed_twice_or_hides_one_of_ours() -> None:
     known = [letters(word.theirs) for word in WORDS]
     assert len(known) == len(set(known))
     ours = {letters(key) for key in (*KEYS, *keys_of(SystemLimits), *SECTIONS)}
@@ -96,7 +96,7 @@ ODD = {"qqqqqq": 1}
     ({"brokers": [{"name": "b", **ODD}]}, ("name", "group")),
     ({"clients": [{"name": "c", "key": {"env": "C"}, **ODD}]}, keys_of(ClientEntry)),
 ], ids=["a section", "system", "a VPN", "a queue", "a broker", "a client"])  # fmt: skip
-def test_Q7_a_key_like_no_other_is_answered_with_all_that_are_allowed(
+def test_Q7_an_unknown_key_is_answered_with_the_allowed_keys(
     configuration: dict[str, Any], allowed: Iterable[str]
 ) -> None:
     says = refusal(configuration, *ODD)
@@ -104,6 +104,6 @@ def test_Q7_a_key_like_no_other_is_answered_with_all_that_are_allowed(
 
 
 @pytest.mark.parametrize("key", ["", "x", "…", "x-", "\n", "é" * 200])
-def test_a_key_of_any_text_is_answered(key: str) -> None:
+def test_any_text_as_a_key_gets_an_answer(key: str) -> None:
     assert foreign_word(key) is None
     assert "not a known key" in of_a_queue(key)

@@ -66,7 +66,7 @@ def test_Q5_a_queue_is_hosted_by_its_group_or_by_its_domain(
     assert later.hosts() == hosts.split()
 
 
-def test_Q5_brokers_without_a_group_are_one() -> None:
+def test_Q5_brokers_without_a_group_form_one() -> None:
     given = {"brokers": ["a", {"name": "b", "group": "east"}, "c"], "queues": []}
     engine = MortalEngine(parse_configuration(given))
     admin = engine.connect("b").admin()
@@ -89,7 +89,7 @@ def test_H4_messages_start_with_the_initial_owner_and_stay_in_the_group() -> Non
     assert sorted(ids(drain(far))) == sorted(sent)
 
 
-def test_H4_a_domain_reaches_over_groups() -> None:
+def test_H4_a_domain_spans_groups() -> None:
     mesh = Groups(queue(initial_owner="w1", group_local_queue_domain="sea"))
     sent = mesh.send("e1", "w2")
     assert mesh.depths() == {"e1": 0, "e2": 0, "w1": 2, "w2": 0}
@@ -114,7 +114,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("keys", "why"), WRONG)
-def test_Q5_wrong_groups_are_refused_with_a_sentence(keys: dict[str, Any], why: str) -> None:
+def test_Q5_wrong_groups_are_refused(keys: dict[str, Any], why: str) -> None:
     mesh = Groups()
     with pytest.raises(ConfigError, match=why):
         mesh.admin.define(queue(**keys))
@@ -130,7 +130,7 @@ def test_Q5_wrong_groups_are_refused_with_a_sentence(keys: dict[str, Any], why: 
     ({"initial_owner": "w1", "group_local_queue_domain": "sea"},
      "group_local_queue_domain: 'sea' – cannot change while the queue exists; it is None"),
 ])  # fmt: skip
-def test_Q9_a_queue_stays_what_it_is(keys: dict[str, Any], why: str) -> None:
+def test_Q9_a_queue_keeps_its_type(keys: dict[str, Any], why: str) -> None:
     """Its name and its group, or its domain, say which queue it is: a name is given once."""
     mesh = Groups(queue(initial_owner="w1"))
     with pytest.raises(ConfigError, match=why):

@@ -30,7 +30,7 @@ def bring(copier: Any, copied: list[Any]) -> None:
         type(copier).bring(copier, *one)
 
 
-def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
+def test_h1_messages_keep_all_fields_on_the_way_to_another_home() -> None:
     homes = Two()
     homes.define("q", "a/b")
     homes.send("a/b", "one", priority=7, headers={"k": "v"}, key=b"key")
@@ -45,7 +45,7 @@ def test_h1_messages_go_to_another_home_with_all_that_is_theirs() -> None:
     assert far["home"] == {"epoch": 0, "broker": "near"}
 
 
-def test_h1_a_home_that_is_not_reached_for_minutes_loses_and_doubles_nothing() -> None:
+def test_h1_an_unreachable_home_loses_and_doubles_nothing() -> None:
     homes = Two(TINY)
     homes.define("q", "a/>")
     homes.send("a/1", *range(3))
@@ -65,7 +65,7 @@ def test_h1_a_home_that_is_not_reached_for_minutes_loses_and_doubles_nothing() -
     assert homes.seen()["unanswered_s"] is None
 
 
-def test_h1_what_comes_behind_a_record_that_is_missing_waits_for_it() -> None:
+def test_h1_records_after_a_missing_one_wait_for_it() -> None:
     """The gap is told once. What copies begins again, and brings all that came behind it too."""
     homes = Two()
     homes.define("q", "a/>")
@@ -85,7 +85,7 @@ def test_h1_what_comes_behind_a_record_that_is_missing_waits_for_it() -> None:
     assert len(homes.events("east", "bridge_gap")) == 1
 
 
-def test_h1_nothing_comes_in_that_is_not_expected() -> None:
+def test_h1_unexpected_records_are_refused() -> None:
     homes = Two(expects=None)
     homes.define("q", ">")
     homes.send("a/b", "x")
@@ -99,7 +99,7 @@ def test_h1_nothing_comes_in_that_is_not_expected() -> None:
     assert (seen["unanswered_s"], seen["state"], seen["why"]) == (60, "waiting", told["why"])
 
 
-def test_h1_who_is_another_does_not_speak_over_a_bridge() -> None:
+def test_h1_another_sender_cannot_use_a_bridge() -> None:
     homes = Two()
     homes.define("q", "a/>")
     own = record(homes.copier)
@@ -126,7 +126,7 @@ def test_h1_who_is_another_does_not_speak_over_a_bridge() -> None:
     assert (homes.seen()["state"], homes.seen()["why"]) == ("open", "")
 
 
-def test_h1_a_message_goes_nowhere_that_the_far_end_does_not_expect() -> None:
+def test_h1_a_message_outside_the_far_ends_patterns_is_refused() -> None:
     homes = Two(expects="a/>", subscriptions=[">"])
     homes.define("q", ">")
     homes.send("b/c", "not expected")
@@ -139,7 +139,7 @@ def test_h1_a_message_goes_nowhere_that_the_far_end_does_not_expect() -> None:
 # ---------------------------------------------------------------- an end is made again
 
 
-def test_h1_what_was_taken_in_is_not_taken_in_again_when_the_bridge_is_made_again() -> None:
+def test_h1_a_recreated_bridge_repeats_no_message() -> None:
     homes = Two()
     homes.define("q", "a/>")
     copier = homes.copier
@@ -156,7 +156,7 @@ def test_h1_what_was_taken_in_is_not_taken_in_again_when_the_bridge_is_made_agai
     assert homes.bodies("q") == ["4"]
 
 
-def test_h1_a_bridge_that_is_made_again_at_another_broker_goes_on() -> None:
+def test_h1_a_bridge_recreated_on_another_broker_continues() -> None:
     """The far end takes nothing more of the earlier broker, and its answers are not the new one's.
     The numbers of queues are higher there."""
     homes = Two()
@@ -180,7 +180,7 @@ def test_h1_a_bridge_that_is_made_again_at_another_broker_goes_on() -> None:
     assert homes.events("east", "bridge_refused") == []
 
 
-def test_h1_a_far_end_that_is_made_again_at_another_broker_goes_on() -> None:
+def test_h1_a_far_end_recreated_on_another_broker_continues() -> None:
     """The near end is told where it is. Only what has no answer yet comes there."""
     homes = Two()
     east, at = homes.engines["east"], ("far", "beside")
@@ -211,7 +211,7 @@ def test_h1_a_far_end_that_is_made_again_at_another_broker_goes_on() -> None:
     assert homes.seen()["taken"] == 10
 
 
-def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answer() -> None:
+def test_h1_a_new_far_home_gets_everything_unconfirmed() -> None:
     homes = Two()
     homes.define("q", "a/>")
     homes.send("a/1", 1, 2, 3)
@@ -226,7 +226,7 @@ def test_h1_a_far_home_that_begins_anew_is_told_from_the_oldest_without_an_answe
     assert homes.bodies("q") == ["4"]
 
 
-def test_h1_an_answer_that_was_lost_is_given_again_for_its_record() -> None:
+def test_h1_a_lost_answer_is_repeated_with_its_record() -> None:
     """Also after a later record, which names this one as the oldest without an answer."""
     homes = Two()
     homes.define("q", "a/>")

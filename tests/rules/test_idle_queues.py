@@ -15,13 +15,13 @@ from rules.steps import REPLY, Steps, define, described, of, replies, started
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
 
 
-def test_Q9_a_deleted_queue_is_defined_anew() -> None:
+def test_Q9_a_deleted_queue_may_be_defined_anew() -> None:
     steps = started(define())
     steps.run([c.Delete(queue="orders"), define()])
     assert described(steps)["depth"] == 0
 
 
-def test_Q2_what_queues_capture_is_told_in_parts() -> None:
+def test_Q2_captured_topics_are_reported_in_parts() -> None:
     steps = Steps(limits=Limits(captures_listed=7))
     said = steps.run([define(f"q{n}") for n in range(40)] + [define("all", **PATTERN)])
     captured = {o.topic for o in of(Capture, said)}
@@ -37,7 +37,7 @@ def test_Q2_what_queues_capture_is_told_in_parts() -> None:
     assert "q7" not in steps.ask(c.Captures())
 
 
-def test_Q2_a_queue_whose_topic_is_not_in_kafka_says_so() -> None:
+def test_Q2_a_missing_captured_topic_is_reported() -> None:
     """Unless clients publish to a topic of this name: then nothing is missing."""
     steps = Steps()
     lacking = [define("gone", underlying_topic="t/gone"), define("sent", underlying_topic="t/sent")]

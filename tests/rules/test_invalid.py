@@ -7,7 +7,7 @@ from rules.harness import Bench, drain
 WRONG = (b"", b"{", b"\xff", b"{'a': 1}", b"[1, 2", b"nul", b'{"a": 1} x')
 
 
-def test_Q6_what_is_no_json_is_kept_counted_and_told(empty: Bench) -> None:
+def test_Q6_payloads_that_are_no_json_are_kept_counted_and_reported(empty: Bench) -> None:
     empty.define(max_per_subscription_backlog=99)
     for payload in WRONG:
         empty.send(payload)
@@ -20,7 +20,7 @@ def test_Q6_what_is_no_json_is_kept_counted_and_told(empty: Bench) -> None:
     assert [m.payload for m in drain(empty.consumer())][: len(WRONG)] == list(WRONG)
 
 
-def test_Q6_a_queue_may_refuse_what_is_no_json(empty: Bench) -> None:
+def test_Q6_a_queue_may_refuse_payloads_that_are_no_json(empty: Bench) -> None:
     empty.define(on_invalid="nack")
     with pytest.raises(Rejected) as refused:
         empty.send(b"{")
@@ -31,7 +31,7 @@ def test_Q6_a_queue_may_refuse_what_is_no_json(empty: Bench) -> None:
     assert seen["counters"]["rejected"] == {"malformed": 1}
 
 
-def test_L4_the_journal_names_who_held_a_lease_that_ended(empty: Bench) -> None:
+def test_L4_the_journal_names_the_holder_of_an_ended_lease(empty: Bench) -> None:
     empty.define(lease_period="1s", max_per_subscription_backlog=9)
     holders = [empty.consumer(name=name, backlog=1) for name in ("a", "b")]
     for n in range(2):

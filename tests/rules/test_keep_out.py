@@ -44,7 +44,7 @@ def usage(steps: Steps) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("forged", FORGED, ids=lambda command: type(command).__name__)
-def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -> None:
+def test_instructions_of_the_engine_are_refused_from_a_tenant(forged: c.Command) -> None:
     steps = started(define(), subscribe("a"))
     steps.run(publishes=[("orders", b"1")])
     before = described(steps), usage(steps)
@@ -62,7 +62,7 @@ def test_what_only_the_engine_says_is_refused_from_a_tenant(forged: c.Command) -
     assert described(steps)["depth"] == 2
 
 
-def test_the_engine_says_the_same_by_its_own_door() -> None:
+def test_the_engine_gives_instructions_on_its_own_topic() -> None:
     steps = Steps()
     steps.broker.mesh = Mesh.load(steps.broker)
     steps.run([define(), *FORGED[1:], c.Configure(system={"max_delivered_unacked": 1})])
@@ -79,7 +79,7 @@ def test_an_instruction_without_a_vpn_is_refused(key: bytes | None) -> None:
     assert "the name of the VPN" in rejected.error
 
 
-def test_instructions_of_another_home_are_passed_over() -> None:
+def test_instructions_of_another_home_are_skipped() -> None:
     """An old topic of the same name: what stands there was for an earlier home."""
     steps = Steps(home=Home(epoch=7))
     old = [("default", c.encode_command(command)) for command in (c.Begin(epoch=6), define())]
@@ -95,7 +95,7 @@ def test_instructions_of_another_home_are_passed_over() -> None:
     ({"vpns": {"a": {}}, "brokers": ["a.x"]}, "brokers 'a.x'"),
     ({"vpns": {"a.x": {}}, "brokers": ["a"]}, "vpns 'a.x'"),
 ])  # fmt: skip
-def test_no_name_lies_within_a_vpns_topics(names: dict[str, Any], said: str) -> None:
+def test_no_name_collides_with_a_vpns_topics(names: dict[str, Any], said: str) -> None:
     """An ACL for one VPN's prefix would open the other's topics, or a broker's."""
     with pytest.raises(ConfigError, match="topics of") as caught:
         parse_configuration(names)

@@ -7,7 +7,7 @@ import time
 from rules.harness import Bench, drain
 
 
-def test_L1_a_message_is_handed_over_whole(bench: Bench) -> None:
+def test_L1_a_message_arrives_with_all_its_fields(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.send(b'{"n": 1}', headers={"k": "v"}, key="a", priority=7)
     (message,) = drain(consumer)
@@ -25,7 +25,7 @@ def test_L1_the_payload_may_be_any_bytes(empty: Bench) -> None:
     assert [m.payload for m in drain(consumer)] == payloads
 
 
-def test_L4_the_consumer_is_told_when_the_lease_ends(empty: Bench) -> None:
+def test_L4_a_delivery_names_the_end_of_its_lease(empty: Bench) -> None:
     empty.define(lease_period="30s")
     consumer = empty.consumer()
     empty.send()

@@ -82,7 +82,7 @@ def a(monkeypatch: pytest.MonkeyPatch) -> One:
     return One(monkeypatch)
 
 
-def test_what_was_heard_before_is_dropped(a: One) -> None:
+def test_a_repeated_record_is_dropped(a: One) -> None:
     first, second = record(1, Note(7)), record(2, Note(8))
     a.hear(first, second)
     a.hear(second, first, record(3, Note(9)))
@@ -93,7 +93,7 @@ def test_what_was_heard_before_is_dropped(a: One) -> None:
 AGAIN = Sync(again=True)
 
 
-def test_what_is_missing_is_asked_for_and_what_is_behind_it_waits(a: One) -> None:
+def test_missing_records_are_requested_and_later_ones_wait(a: One) -> None:
     a.hear(record(1, Note(7)))
     assert a.said(record(4, Note(10)), record(5, Note(11))) == [(1, AGAIN)]
     assert a.said(record(6, Note(12)), record(2, Note(8)), record(3, Note(9))) == []
@@ -104,14 +104,14 @@ def test_what_is_missing_is_asked_for_and_what_is_behind_it_waits(a: One) -> Non
     assert a.events().count("mesh_gap") == 2
 
 
-def test_what_is_missing_is_asked_for_again_when_the_sender_asks(a: One) -> None:
+def test_missing_records_are_requested_again_when_the_sender_asks(a: One) -> None:
     """The question may be lost. A confirmation alone says nothing new."""
     assert a.said(record(3, Note(9))) == [(0, AGAIN)]
     assert a.said(mesh_messages.encode(1, "b", 5, 3, Sync())) == []
     assert a.said(mesh_messages.encode(1, "b", 5, 3, Sync(answer=True))) == [(0, AGAIN)]
 
 
-def test_what_was_heard_is_confirmed_within_a_second_or_with_the_next_record(a: One) -> None:
+def test_received_records_are_confirmed_within_a_second_or_with_the_next_record(a: One) -> None:
     assert a.said(record(1, Note(7))) == []
     assert channel.deadline(a.broker, a.facts) == NOW + channel.CONFIRM_MS
     channel.say(a.broker, a.facts, 1, Note(1))
@@ -123,7 +123,7 @@ def test_what_was_heard_is_confirmed_within_a_second_or_with_the_next_record(a: 
     assert a.said(*(record(n, Note(n)) for n in range(3, 103))) == [(102, Sync())]
 
 
-def test_what_is_confirmed_is_forgotten_and_the_rest_is_repeated_when_asked_for(a: One) -> None:
+def test_confirmed_records_are_forgotten_and_others_repeated_on_request(a: One) -> None:
     for n in range(5):
         channel.say(a.broker, a.facts, 1, Note(n))
     again = Sync(again=True)
@@ -136,7 +136,7 @@ def test_what_is_confirmed_is_forgotten_and_the_rest_is_repeated_when_asked_for(
     assert channel.deadline(a.broker, a.facts) == NEVER
 
 
-def test_what_nobody_confirms_is_asked_about(a: One) -> None:
+def test_unconfirmed_records_cause_a_question(a: One) -> None:
     channel.say(a.broker, a.facts, 1, Note(0))
     a.broker.now += channel.SYNC_MS
     assert a.said() == [(0, Sync(answer=True))]
@@ -144,7 +144,7 @@ def test_what_nobody_confirms_is_asked_about(a: One) -> None:
     assert answer == [(0, Sync())]
 
 
-def test_a_confirmation_of_an_earlier_version_is_repeated_and_passed_over(a: One) -> None:
+def test_a_confirmation_of_an_earlier_version_is_repeated_and_skipped(a: One) -> None:
     """A home may have been stopped with one that nobody had confirmed."""
     peer, body = a.facts.peers[1], msgspec.msgpack.encode([7, [], 0])
     peer.said, peer.unconfirmed = 1, [Sent(1, "heard", body, [])]
@@ -155,7 +155,7 @@ def test_a_confirmation_of_an_earlier_version_is_repeated_and_passed_over(a: One
     assert a.heard == [8]
 
 
-def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
+def test_an_unknown_sender_is_received_and_answered(a: One) -> None:
     a.hear(record(1, Note(7), sender=2, name="c"))
     channel.say(a.broker, a.facts, 2, Note(8))
     channel.say(a.broker, a.facts, 2, Note(9))
@@ -175,7 +175,9 @@ def test_who_is_not_known_yet_is_heard_and_answered(a: One) -> None:
         (record(1, Note(-1)), "value: -1 – is negative"),
     ],
 )
-def test_what_is_wrong_is_refused_and_the_channel_goes_on(a: One, value: bytes, why: str) -> None:
+def test_an_invalid_record_is_refused_and_the_channel_continues(
+    a: One, value: bytes, why: str
+) -> None:
     (rejected,) = [o for o in a.hear(value) if isinstance(o, RejectedRecord)]
     assert (rejected.topic, rejected.value) == ("a.mesh", value)
     assert re.search(why, rejected.error)
@@ -185,13 +187,13 @@ def test_what_is_wrong_is_refused_and_the_channel_goes_on(a: One, value: bytes, 
     assert "mesh_refused" in a.events()
 
 
-def test_what_another_home_said_is_passed_over(a: One) -> None:
+def test_records_of_another_home_are_skipped(a: One) -> None:
     assert a.hear(record(1, Note(7), epoch=4)) == []
     assert (a.heard, a.facts.peers[1].heard) == ([], 0)
 
 
 @given(st.lists(st.integers(0, 800_000), max_size=60))
-def test_columns_are_cut_so_that_each_part_fits(sizes: list[int]) -> None:
+def test_long_messages_between_brokers_are_split(sizes: list[int]) -> None:
     parts = list(mesh_messages.slices(sizes))
     assert [size for part in parts for size in sizes[part]] == sizes
     for part in parts:
@@ -201,7 +203,7 @@ def test_columns_are_cut_so_that_each_part_fits(sizes: list[int]) -> None:
         )
 
 
-def test_one_broker_is_told_of_no_peers() -> None:
+def test_a_single_broker_has_no_peers() -> None:
     alone = parse_configuration({"brokers": ["a"]})
     assert b"peers" not in b"".join(value for _, value in configure_commands(alone))
     several = parse_configuration({"brokers": ["a", "b"]})
@@ -235,6 +237,6 @@ def test_several_brokers_run_in_one_process_under_one_clock() -> None:
     second.close()
 
 
-def test_a_broker_that_is_not_there_is_named() -> None:
+def test_a_missing_broker_is_named() -> None:
     with pytest.raises(ConfigError, match="broker: 'c' – allowed are the engine's brokers: a, b"):
         lakequeue.connect("memory://", broker="c", config={"brokers": ["a", "b"]})

@@ -27,7 +27,7 @@ def test_H4_a_consumer_anywhere_gets_everything() -> None:
     assert mesh.depths() == [0, 0, 0]
 
 
-def test_H4_a_message_keeps_its_id_and_all_that_is_known_of_it() -> None:
+def test_H4_a_message_keeps_its_id_and_all_fields() -> None:
     mesh = Mesh(shared())
     sent = mesh.send("a", body=b"x", ttl="1h", priority=7, key=b"k", headers={"h": b"v"})
     (got,) = drain(mesh.consumer("b"))
@@ -45,14 +45,14 @@ def test_H4_O2_a_message_keeps_its_priority() -> None:
     assert ids(drain(mesh.consumer("b"))) == [high, low]
 
 
-def test_H4_only_if_no_local_subscriber_can_take_it() -> None:
+def test_H4_a_message_leaves_only_if_no_local_consumer_can_take_it() -> None:
     mesh = Mesh(shared())
     near, far = mesh.consumer("a", 2), mesh.consumer("b")
     sent = [mesh.send("a") for _ in range(5)]
     assert (ids(drain(near)), ids(drain(far))) == (sent[:2], sent[2:])
 
 
-def test_F5_filters_of_who_asks() -> None:
+def test_F5_the_requesting_hosts_filters_apply() -> None:
     mesh = Mesh(shared())
     for n in range(6):
         mesh.send("a", body={"n": n})
@@ -85,7 +85,7 @@ def test_L5_L6_counts_go_with_the_message() -> None:
     assert mesh.seen("c")["expired"] == 1
 
 
-def test_X4_time_to_live_counts_on() -> None:
+def test_X4_the_ttl_continues() -> None:
     mesh = Mesh(shared())
     mesh.send("a", ttl="8s")
     mesh.advance("2s")
@@ -111,7 +111,7 @@ def test_X5_dead_messages_go_to_the_owners_dead_message_queue() -> None:
     assert ids(drain(mesh.consumer("a"))) == [sent]
 
 
-def test_the_journal_tells_the_whole_way() -> None:
+def test_the_journal_has_the_whole_way() -> None:
     mesh = Mesh(shared())
     sent = mesh.send("a")
     take(mesh.consumer("b"))
@@ -122,7 +122,7 @@ def test_the_journal_tells_the_whole_way() -> None:
     ]  # fmt: skip
 
 
-def test_Q5_describe_adds_up_and_says_what_each_holds() -> None:
+def test_Q5_describe_shows_the_sum_and_each_hosts_share() -> None:
     mesh = Mesh(shared())
     for broker in "aaab":
         mesh.send(broker)
@@ -137,7 +137,7 @@ def test_Q5_describe_adds_up_and_says_what_each_holds() -> None:
     assert counted == [4, 1, 3]
 
 
-def test_Q2_a_record_of_a_captured_topic_is_taken_in_by_one_host() -> None:
+def test_Q2_one_host_takes_a_captured_record() -> None:
     radar = {"underlying_topic": "radar"}
     mesh = Mesh(shared("shared", **radar), local("local", "a", **radar))
     for partition in range(7):
@@ -158,7 +158,7 @@ def test_H4_all_messages_of_a_group_local_queue_start_with_the_initial_owner() -
     assert mesh.depths() == [2, 4, 0]
 
 
-def test_H4_L12_what_is_scheduled_starts_with_the_initial_owner_too() -> None:
+def test_H4_L12_scheduled_messages_start_with_the_initial_owner_too() -> None:
     mesh = Mesh(OWNED)
     mesh.send("a", deliver_at=mesh.at["a"].now() + timedelta(seconds=5))
     assert mesh.depths() == [0, 1, 0]
@@ -198,7 +198,7 @@ def test_R6_browse_shows_what_all_brokers_own(filled: Filled, asked: str) -> Non
         admin.browse("orders", where="/n >")
 
 
-def test_R6_browse_goes_by_time_between_brokers_and_by_order_within() -> None:
+def test_R6_browse_is_ordered_by_time_between_brokers_and_by_queue_order_within() -> None:
     mesh, sent = Mesh(shared(priority="/p")), []
     for n, broker in enumerate("abcab"):
         mesh.advance("1s")
@@ -209,7 +209,7 @@ def test_R6_browse_goes_by_time_between_brokers_and_by_order_within() -> None:
 
 
 @pytest.mark.parametrize("asked", BROKERS)
-def test_R6_purge_means_all(filled: Filled, asked: str) -> None:
+def test_R6_purge_covers_all_brokers(filled: Filled, asked: str) -> None:
     admin, sent = filled.at[asked].admin(), filled.sent
     assert admin.purge("orders", where="/n = 0", dry_run=True) == 3
     assert filled.depths() == [3, 3, 3]
@@ -220,7 +220,7 @@ def test_R6_purge_means_all(filled: Filled, asked: str) -> None:
     assert filled.depths() == [0, 0, 0]
 
 
-def test_R6_move_edit_and_redrive_mean_all() -> None:
+def test_R6_move_edit_and_redrive_cover_all_brokers() -> None:
     mesh = Filled(shared("dead"), shared("other"), dead_message_queue="dead")
     admin = mesh.at["b"].admin()
     changed = admin.edit("orders", {"seen": "yes"}, where="/n < 2", why="a test")
@@ -257,7 +257,7 @@ def test_L13_acks_by_id_and_by_filter_reach_every_owner(filled: Filled) -> None:
     assert filled.whole()["counters"]["acknowledged"] == 7
 
 
-def test_L13_what_comes_while_an_ack_goes_round_is_not_forgotten(
+def test_L13_messages_arriving_during_an_ack_over_brokers_are_included(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The ack of one message makes room for another that it names, which comes too late to be
@@ -285,7 +285,7 @@ def test_L13_what_comes_while_an_ack_goes_round_is_not_forgotten(
     assert (counters["acknowledged"], counters["ack_ignored"]) == (2, 0)
 
 
-def test_L9_an_ack_before_its_message_waits_at_the_broker_that_will_have_it(
+def test_L9_an_early_ack_waits_at_the_messages_future_broker(
     filled: Filled,
 ) -> None:
     filled.consumer("a", 1).ack(ids=str(int(filled.sent["c"][-1]) + 1))
@@ -294,7 +294,7 @@ def test_L9_an_ack_before_its_message_waits_at_the_broker_that_will_have_it(
     assert filled.seen("c")["counters"]["acknowledged"] == 1
 
 
-def test_H5_Q2_a_shutdown_and_a_topic_are_of_the_whole_queue(filled: Filled) -> None:
+def test_H5_Q2_a_shutdown_and_a_topic_concern_the_whole_queue(filled: Filled) -> None:
     admin = filled.at["c"].admin()
     admin.shutdown("orders", ingress=True)
     assert [filled.seen(b)["ingress"] for b in BROKERS] == [False] * 3
@@ -308,7 +308,7 @@ def test_H5_Q2_a_shutdown_and_a_topic_are_of_the_whole_queue(filled: Filled) -> 
     assert filled.whole()["subscriptions"] == []
 
 
-def test_S9_usage_adds_up_and_says_what_each_uses(filled: Filled) -> None:
+def test_S9_usage_shows_the_sum_and_each_brokers_share(filled: Filled) -> None:
     used = filled.at["b"].admin().usage()
     each = used["brokers"]
     assert list(each) == list(BROKERS)
@@ -325,7 +325,7 @@ def test_S9_usage_adds_up_and_says_what_each_uses(filled: Filled) -> None:
 # ---------------------------------------------------------------- who is away
 
 
-def test_R6_where_a_broker_is_away_nothing_is_changed(filled: Filled) -> None:
+def test_R6_with_a_broker_away_nothing_is_changed(filled: Filled) -> None:
     admin, held = filled.admin, filled.consumer("a", 2)
     mine = ids(drain(held))
     before = filled.depths()
@@ -347,7 +347,7 @@ def test_R6_where_a_broker_is_away_nothing_is_changed(filled: Filled) -> None:
 
 
 @pytest.mark.parametrize("ends", ["running", "failed"])
-def test_R6_a_broker_that_restarts_is_waited_for(
+def test_R6_a_command_waits_for_a_restarting_broker(
     filled: Filled, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a change of brokers; a move to one that restarts waits in the engine."""
@@ -368,7 +368,7 @@ def test_R6_a_broker_that_restarts_is_waited_for(
     assert len(looks) >= 3
 
 
-def test_R6_one_that_goes_away_meanwhile_is_named(
+def test_R6_a_broker_lost_during_a_command_is_named(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin, session = filled.admin, filled.at["a"]
@@ -392,7 +392,7 @@ def test_R6_one_that_goes_away_meanwhile_is_named(
     assert sum(filled.depths()) == 6
 
 
-def test_R6_what_is_said_of_a_queue_follows_it() -> None:
+def test_R6_commands_follow_a_moved_queue() -> None:
     mesh = Mesh(local("q", "a"), local("r", "b"))
     sent = [mesh.send("c", "q", {"n": n}) for n in range(4)]
     admin = mesh.at["c"].admin()

@@ -31,7 +31,7 @@ def test_S5_one_message_enters_queues_of_all_brokers(spread: Mesh) -> None:
         assert spread.ids(f"q{name}") == []
 
 
-def test_M3_S4_what_a_far_queue_discards_the_others_store(spread: Mesh) -> None:
+def test_M3_S4_a_discard_by_a_remote_queue_does_not_affect_others(spread: Mesh) -> None:
     keys = {"max_spool_messages": 1, "reject_msg_to_sender_on_discard": "never"}
     spread.admin.define(local("full", "c", "t/x", **keys))
     sent = [spread.send("a", "t/x", b'{"n":%d}' % n) for n in (2, 3)]
@@ -43,7 +43,7 @@ def test_M3_S4_what_a_far_queue_discards_the_others_store(spread: Mesh) -> None:
     assert (row["queue"], row["message_id"], row["reason"]) == ("full", sent[1], "queue_quota")
 
 
-def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(spread: Mesh) -> None:
+def test_M2_S5_a_message_refused_by_a_local_queue_is_stored_nowhere(spread: Mesh) -> None:
     spread.admin.define(local("full", "a", "t/x", max_spool_messages=1))
     spread.send("a", "t/x", b'{"n":2}')
     with pytest.raises(Rejected) as refused:
@@ -52,14 +52,14 @@ def test_M2_S5_what_a_queue_of_the_taking_broker_refuses_is_stored_nowhere(sprea
     assert [len(spread.ids(q)) for q in ("qa", "qb", "qc", "full")] == [1, 1, 1, 1]
 
 
-def test_S6_what_all_filters_refuse_has_no_match(spread: Mesh) -> None:
+def test_S6_a_message_refused_by_all_filters_has_no_match(spread: Mesh) -> None:
     spread.admin.unsubscribe_topic("qa", "t/>")
     with pytest.raises(Rejected, match="no_matching_destination"):
         spread.send("a", "t/y", b'{"n":0}')
     assert spread.ids("qc") == []
 
 
-def test_Q3_a_queue_by_its_name_and_those_that_listen(spread: Mesh) -> None:
+def test_Q3_a_queue_by_name_and_its_topic_subscribers(spread: Mesh) -> None:
     spread.admin.define(local("audit", "c", "orders", ">"))
     spread.admin.define(local("orders", "b"))
     spread.send("a", "orders")  # clients go where it is

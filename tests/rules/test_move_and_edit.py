@@ -18,7 +18,7 @@ def bench() -> Bench:
     return bench
 
 
-def test_R6_a_moved_message_keeps_id_payload_key_headers_and_counts_anew(bench: Bench) -> None:
+def test_R6_a_moved_message_keeps_its_fields_and_restarts_its_counts(bench: Bench) -> None:
     consumer = bench.consumer(backlog=1)
     sent = bench.send({"n": 1}, headers={"k": "v"}, key=b"key", priority=7)
     bench.send({"n": 2})
@@ -34,7 +34,7 @@ def test_R6_a_moved_message_keeps_id_payload_key_headers_and_counts_anew(bench: 
     assert bench.seen("others")["depth"] == bench.seen("others")["spool_bytes"] == 0
 
 
-def test_R6_moves_are_journaled_with_who_and_why(bench: Bench) -> None:
+def test_R6_moves_are_journaled_with_user_and_reason(bench: Bench) -> None:
     sent = [bench.send(), bench.send()]
     bench.admin.move("orders", to="others", why="wrong address")
     name = bench.connection.client_name
@@ -50,7 +50,7 @@ def test_R6_moves_are_journaled_with_who_and_why(bench: Bench) -> None:
     assert bench.seen()["moved"] == 2
 
 
-def test_R6_a_dry_run_changes_nothing_and_says_what_would(bench: Bench) -> None:
+def test_R6_a_dry_run_reports_and_changes_nothing(bench: Bench) -> None:
     for n in range(5):
         bench.send({"n": n})
     before = bench.engine.store.pages["q/1"]
@@ -66,7 +66,7 @@ def test_R6_a_dry_run_changes_nothing_and_says_what_would(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("to", "said"), [("orders", "is this queue"), ("no", "no such queue")])
-def test_R6_where_to_is_checked(bench: Bench, to: str, said: str) -> None:
+def test_R6_the_target_queue_is_checked(bench: Bench, to: str, said: str) -> None:
     bench.send()
     with pytest.raises(ConfigError, match=said):
         bench.admin.move("orders", to=to)
@@ -108,7 +108,7 @@ def test_R6_edited_headers_are_seen_delivered_and_journaled(bench: Bench) -> Non
     ],
     ids=["none", "lq-id", "lq", "together", "value", "long name", "very long value"],
 )
-def test_R6_what_may_not_be_edited_is_named(
+def test_R6_fields_that_cannot_be_edited_are_named(
     bench: Bench, headers: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -23,7 +23,7 @@ def send(mesh: Mesh, broker: str, *bodies: int) -> None:
         mesh.send(broker, "q", body)
 
 
-def test_a_queue_moves_with_its_messages_and_what_it_is(mesh: Mesh) -> None:
+def test_a_queue_moves_with_its_messages_and_settings(mesh: Mesh) -> None:
     mesh.admin.subscribe_topic("q", "a/>")
     mesh.admin.define(local("other", "b"))
     send(mesh, "c", *range(20))
@@ -47,7 +47,7 @@ def test_a_queue_moves_with_its_messages_and_what_it_is(mesh: Mesh) -> None:
     assert numbers(drain(mesh.consumer("a", queue="q"))) == [1, *range(2, 22)]
 
 
-def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:
+def test_consumers_follow_a_moved_queue_and_their_leases_end(mesh: Mesh) -> None:
     consumers = [mesh.consumer(name, 3, "q") for name in "bc"]
     send(mesh, "b", *range(8))
     held = [message for consumer in consumers for message in drain(consumer)]
@@ -67,7 +67,7 @@ def test_consumers_follow_and_what_they_held_returns(mesh: Mesh) -> None:
     assert mesh.whole("q")["counters"]["acknowledged"] == 6
 
 
-def test_L3_a_consumer_follows_whoever_said_first_that_its_queue_went(mesh: Mesh) -> None:
+def test_L3_a_consumer_follows_the_first_report_of_a_move(mesh: Mesh) -> None:
     """A broker says it, in a nack; the directory says the same later, and that is no news then."""
     mesh.admin.move_queue("q", "b")
     send(mesh, "b", 0, 1)
@@ -83,7 +83,7 @@ def test_L3_a_consumer_follows_whoever_said_first_that_its_queue_went(mesh: Mesh
     assert (numbers(got), any(m.redelivered for m in got)) == ([0, 1, 2], False)
 
 
-def test_B3_a_backlog_that_is_set_while_a_queue_is_gone_holds_where_it_went(mesh: Mesh) -> None:
+def test_B3_a_backlog_set_during_a_move_holds_on_the_new_broker(mesh: Mesh) -> None:
     consumer = mesh.consumer("a", 1, "q")
     send(mesh, "b", *range(4))
     (first,) = drain(consumer)
@@ -95,7 +95,7 @@ def test_B3_a_backlog_that_is_set_while_a_queue_is_gone_holds_where_it_went(mesh
     assert (flow["backlog"], flow["held"]) == (3, 3)
 
 
-def test_barriers_and_priorities_keep_their_places() -> None:
+def test_barriers_and_priorities_survive_a_move() -> None:
     bars = local("bars", "a", barrier_expression="/bar = 1")
     mesh = Mesh(bars, local("ranks", "a", priority="/p"))
     for n in range(9):
@@ -126,9 +126,7 @@ def test_barriers_and_priorities_keep_their_places() -> None:
         ("full", "b", "queue 'full': has 9 bytes, broker 'b' has room for 3"),
     ],
 )
-def test_a_move_that_cannot_be_is_refused_with_a_sentence(
-    queue: str, broker: str, why: str
-) -> None:
+def test_an_impossible_move_is_refused(queue: str, broker: str, why: str) -> None:
     mesh = Mesh(local("q", "a"), shared("all"), local("full", "a"))
     mesh.send("a", "full", b"123456789")
     if queue == "full":
@@ -144,7 +142,7 @@ def test_a_move_that_cannot_be_is_refused_with_a_sentence(
     assert len(mesh.take("q")) == 1
 
 
-def test_while_the_other_broker_is_away_a_queue_stays_in_use(mesh: Mesh) -> None:
+def test_a_queue_stays_in_use_while_its_new_broker_is_away(mesh: Mesh) -> None:
     """It is not seen to be down: the queue leaves when it answers."""
     send(mesh, "a", *range(3))
     away = mesh.engine.brokers[1]
@@ -163,7 +161,7 @@ def test_while_the_other_broker_is_away_a_queue_stays_in_use(mesh: Mesh) -> None
     assert numbers(drain(consumer)) == [0, 1, 2]
 
 
-def test_an_ack_that_was_sent_to_where_a_queue_was_goes_after_it(mesh: Mesh) -> None:
+def test_an_ack_to_the_old_broker_follows_a_moved_queue(mesh: Mesh) -> None:
     send(mesh, "a", *range(3))
     consumer = mesh.consumer("c", 3, "q")
     messages = drain(consumer)
@@ -177,7 +175,7 @@ def test_an_ack_that_was_sent_to_where_a_queue_was_goes_after_it(mesh: Mesh) -> 
 # ---------------------------------------------------------------- deaths
 
 
-def test_what_the_directory_says_again_ends_no_lease(mesh: Mesh) -> None:
+def test_a_repeated_directory_entry_ends_no_lease(mesh: Mesh) -> None:
     """The keeper dies after a move, and says its last words again: that the queue is on a, that it
     moves, that it is on b."""
     consumer = mesh.consumer("b", 1, "q")
@@ -196,7 +194,7 @@ def test_what_the_directory_says_again_ends_no_lease(mesh: Mesh) -> None:
     assert mesh.whole("q")["counters"]["redelivered"] == 0
 
 
-def test_L5_a_move_is_no_attempt_of_what_nobody_has_seen() -> None:
+def test_L5_a_move_counts_no_attempt_for_unread_messages() -> None:
     mesh = Mesh(local("q", "a", max_deliveries=2))
     send(mesh, "b", *range(5))
     consumer = mesh.consumer("b", 5, "q")

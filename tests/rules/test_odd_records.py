@@ -59,7 +59,9 @@ def steps() -> RawSteps:
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG.keys())
-def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[str, Any]) -> None:
+def test_P3_the_sender_of_a_malformed_message_gets_a_nack(
+    steps: Steps, wrong: dict[str, Any]
+) -> None:
     good = {**GOOD, "reply": 2}
     out = raw(steps, good, {**good, "seq": 2, **wrong}, {**good, "seq": 3})
     (receipt,) = of(Receipts, out)
@@ -74,7 +76,7 @@ def test_P3_who_sent_what_is_not_understood_is_told(steps: Steps, wrong: dict[st
     ({"ttl_ms": 1 << 63}, "1 to 3153600000000 ms"), ({"delay_ms": -1}, "0 to 3153600000000 ms"),
     ({"durability": "paper"}, "checkpoint|delta"),
 ])  # fmt: skip
-def test_P3_a_refusal_names_what_is_allowed(
+def test_P3_a_refusal_names_the_allowed_values(
     steps: Steps, wrong: dict[str, Any], allowed: str
 ) -> None:
     (receipt,) = of(Receipts, raw(steps, {**GOOD, **wrong}))
@@ -84,7 +86,7 @@ def test_P3_a_refusal_names_what_is_allowed(
 STARTS = [7, 1.5, True, None, [], {}, "s" * 251, "s" * 10_001]
 
 
-def test_P3_each_message_of_a_run_that_is_none_is_refused(steps: Steps) -> None:
+def test_P3_each_message_of_a_malformed_batch_is_refused(steps: Steps) -> None:
     (receipt,) = of(Receipts, raw(steps, {**GOOD, "count": 3}))
     assert [nack[:2] for nack in receipt.nacks] == [(n, "malformed") for n in (1, 2, 3)]
     assert receipt.up_to == 3
@@ -95,7 +97,7 @@ def test_P3_each_message_of_a_run_that_is_none_is_refused(steps: Steps) -> None:
     [{"producer": "p" * 251}, *[{"start": start} for start in STARTS]],
     ids=lambda wrong: f"{wrong}"[:30],
 )
-def test_P3_a_producer_whose_name_or_start_cannot_be_read_is_told(
+def test_P3_a_producer_with_an_invalid_name_or_start_gets_a_nack(
     steps: Steps, wrong: dict[str, Any]
 ) -> None:
     """It counts for no history: the sequence is free for the producer that names itself well."""
@@ -113,7 +115,7 @@ def test_P3_a_producer_whose_name_or_start_cannot_be_read_is_told(
     b'{"producer":"p","seq":99999999999999999999}', b'{"producer":"p","seq":1,"reply":-1}',
     b"[" * 100_000,
 ])  # fmt: skip
-def test_P3_who_cannot_be_read_is_not_answered(steps: Steps, value: bytes) -> None:
+def test_P3_an_unreadable_sender_is_not_answered(steps: Steps, value: bytes) -> None:
     out = steps.run(publishes=[(value, b"x")])
     assert (len(of(RejectedRecord, out)), of(Receipts, out)) == (1, [])
 
@@ -126,7 +128,9 @@ ODD = [0, -1, -(1 << 63), NOW * 10**6, NOW * 10**9, (1 << 63) - 1, 1_795_000_000
 
 
 @pytest.mark.parametrize("ms", ODD)
-def test_L12_a_record_of_any_time_is_taken_in_shown_and_delivered(empty: Bench, ms: int) -> None:
+def test_L12_a_record_with_any_timestamp_is_stored_shown_and_delivered(
+    empty: Bench, ms: int
+) -> None:
     empty.define("q", message_type="text", expiration="1d", underlying_topic="flights")
     empty.plain("flights", b"x", timestamp=ms)
     assert len(empty.browsed("q")) == 1
@@ -138,14 +142,14 @@ def test_L12_a_record_of_any_time_is_taken_in_shown_and_delivered(empty: Bench, 
 
 
 @pytest.mark.parametrize("ms", ODD)
-def test_L12_a_time_of_delivery_is_brought_into_the_calendar(steps: Steps, ms: int) -> None:
+def test_L12_a_delivery_time_is_clamped_to_the_calendar(steps: Steps, ms: int) -> None:
     out = raw(steps, {**GOOD, "deliver_at": ms})
     assert not of(RejectedRecord, out)
     past = ms <= 0
     assert [len(d.ids) for d in of(Deliveries, out)] == ([1] if past else [])
 
 
-def test_X4_a_life_that_ends_behind_the_calendar_ends_with_it(empty: Bench) -> None:
+def test_X4_an_expiry_is_clamped_to_the_calendar(empty: Bench) -> None:
     empty.define("q", message_type="text", underlying_topic="flights")
     header = {"lq": msgspec.json.encode({"ttl_ms": 86_400_000})}
     empty.plain("flights", b"x", timestamp=YEAR_9999_ENDS_MS - 1, headers=header)
@@ -153,7 +157,7 @@ def test_X4_a_life_that_ends_behind_the_calendar_ends_with_it(empty: Bench) -> N
     assert seen.expires_at == datetime_of(YEAR_9999_ENDS_MS)
 
 
-def test_any_number_is_a_time() -> None:
+def test_any_number_is_accepted_as_a_time() -> None:
     assert datetime_of(-5) == datetime(1970, 1, 1, tzinfo=UTC)
     assert datetime_of(1 << 70).year == 9999
 
@@ -169,7 +173,7 @@ def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
     assert len(drain(empty.consumer())) == 1
 
 
-def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() -> None:
+def test_X5_an_oversized_message_dies_and_later_ones_continue() -> None:
     """Its state was written when more was allowed."""
     steps = started(
         define("dead", message_type="binary"),
@@ -192,7 +196,9 @@ def test_X5_what_is_too_large_all_the_same_dies_and_what_is_behind_it_goes_on() 
     assert described(steps, "dead")["depth"] == 0
 
 
-def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Bench) -> None:
+def test_S5_a_captured_record_with_a_destination_header_stays_a_captured_record(
+    empty: Bench,
+) -> None:
     taken = {"message_type": "text", "underlying_topic": "flights"}
     empty.define("live", **taken)
     empty.define("other", **taken, max_spool_messages=1)
@@ -202,9 +208,7 @@ def test_S5_a_plain_record_that_names_a_destination_is_a_plain_record(empty: Ben
 
 
 @pytest.mark.parametrize("odd", [1 << 64, 10**40, -(10**400)], ids=["2^64", "10^40", "-10^400"])
-def test_Q9_a_number_beyond_all_bounds_is_named_when_a_queue_is_defined_again(
-    empty: Bench, odd: int
-) -> None:
+def test_Q9_an_extreme_number_in_a_redefinition_is_named(empty: Bench, odd: int) -> None:
     empty.define(max_deliveries=3)
     with pytest.raises(ConfigError, match=r"max_deliveries: .+ must be a whole number"):
         empty.define(max_deliveries=odd)

@@ -87,14 +87,14 @@ def test_the_owner_and_an_administrator_may_do_everything(guarded: Guarded, who:
     assert "permission_denied" not in guarded.refused()
 
 
-def test_what_is_about_all_queues_is_an_administrators(guarded: Guarded) -> None:
+def test_commands_about_all_queues_need_an_administrator(guarded: Guarded) -> None:
     guarded.first.admin().events()
     for command in (c.Events(), c.Captures(), c.Bridges(), c.DeleteBridge(name="b")):
         with pytest.raises(PermissionDenied, match="no administrator"):
             guarded.connect("app").request(command)
 
 
-def test_the_engines_own_connections_are_heard(guarded: Guarded) -> None:
+def test_the_engines_own_connections_are_accepted(guarded: Guarded) -> None:
     """It asks at its start what queues capture, and for its metrics what they hold."""
     own = MemoryConnection(guarded.engine, "default", "engine", None, None)
     own._credentials = Credentials(ENGINE_CLIENT, engines_key(guarded.engine.secret))
@@ -105,7 +105,7 @@ def test_the_engines_own_connections_are_heard(guarded: Guarded) -> None:
         own.request(c.Captures())
 
 
-def test_who_defines_a_queue_owns_it(guarded: Guarded) -> None:
+def test_the_client_that_defines_a_queue_owns_it(guarded: Guarded) -> None:
     mine = {"name": "mine", "message_type": "json"}
     app = guarded.connect("app").admin()
     app.define(mine)
@@ -167,13 +167,13 @@ def test_a_command_without_proof_is_refused(guarded: Guarded) -> None:
     assert (counts["permission_denied"], counts["malformed"]) == (11, 4)
 
 
-def test_the_table_of_commands_reads_what_is_signed(guarded: Guarded) -> None:
+def test_the_commands_table_decodes_signed_commands(guarded: Guarded) -> None:
     value = signed(guarded)
     assert named(value) == ("queues", None)
     assert named(value[:80]) == (None, None)
 
 
-def test_nothing_is_carried_out_twice_and_what_overtook_is_heard(guarded: Guarded) -> None:
+def test_a_signed_command_runs_once_even_when_overtaken(guarded: Guarded) -> None:
     heard = [raw(guarded, signed(guarded, seq)) for seq in (3, 1, 70, 2, 69, 7, 6)]
     assert [bool(said) for said in heard] == [False, False, False, True, False, False, True]
     for seq in (1, 3, 7, 69, 70):
@@ -196,7 +196,7 @@ def test_sessions_of_a_client_are_bounded_and_forgotten_in_time(
     assert raw(guarded, signed(guarded, session="s4")) == ""
 
 
-def test_nobody_settles_what_another_session_holds() -> None:
+def test_a_client_cannot_settle_messages_of_another_session() -> None:
     guarded = Guarded(leasing="strict", permissions={"app": "consume"})
     guarded.connect("ops").producer().send("orders", b"{}")
     holder = guarded.connect("owner").consumer("orders", ack_mode="individual")
@@ -225,7 +225,7 @@ def test_nobody_settles_what_another_session_holds() -> None:
 # ---------------------------------------------------------------- configuration and keys
 
 
-def test_a_key_is_nowhere_in_clear(guarded: Guarded) -> None:
+def test_keys_are_never_stored_in_clear(guarded: Guarded) -> None:
     guarded.connect("owner").admin().describe("orders")
     dump = guarded.engine.dump() + json.dumps(guarded.engine.journal()).encode()
     for name, key in KEYS.items():
@@ -266,7 +266,7 @@ def test_a_wrong_configuration_is_refused_and_shows_no_key(text: str, why: str) 
         ({"file": "short"}, "fewer than 16"),
     ],
 )
-def test_a_key_that_is_not_there_or_short_is_said_at_the_start(
+def test_a_missing_or_short_key_is_reported_at_the_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any, place: dict[str, str], why: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -278,13 +278,15 @@ def test_a_key_that_is_not_there_or_short_is_said_at_the_start(
 
 
 @pytest.mark.parametrize("key", ["topsecret", ":topsecret", "a:topsecret"])
-def test_half_of_a_key_is_refused_and_not_shown(key: str) -> None:
+def test_half_a_key_is_refused_and_not_shown(key: str) -> None:
     with pytest.raises(ConfigError) as caught:
         lakequeue.connect("memory://", key=key)
     assert "topsecret" not in str(caught.value)
 
 
-def test_who_needs_no_proof_may_sign(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_a_client_that_needs_no_signature_may_sign(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
     """So keys are given to clients first, and asked for later."""
     file = tmp_path / "key"
     file.write_text(f"app:{KEYS['app']}\n")

@@ -47,7 +47,7 @@ def attempt_there(connection: Any, what: str, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(kind: str, level: str) -> None:
+def test_permissions_hold_on_every_broker(kind: str, level: str) -> None:
     engine = guarded(kind, permissions={"app": level})
     engine.connect("owner").admin().subscribe_topic("orders", "a/b")
     before, at_first = engine.seen(), hosts(engine)
@@ -71,7 +71,7 @@ def test_a_level_has_its_rights_whoever_hears_it_and_whoever_hosts(kind: str, le
 
 
 @pytest.mark.parametrize("kind", ["local", "keeper", "everywhere"])
-def test_the_queue_is_of_who_defines_it_wherever_that_was_said(kind: str) -> None:
+def test_the_defining_client_owns_the_queue_on_every_broker(kind: str) -> None:
     engine = guarded(kind)
     mine = {"name": "mine", "message_type": "json", **KINDS[kind]}
 
@@ -106,7 +106,7 @@ def test_a_signature_is_for_one_broker() -> None:
 
 
 @pytest.mark.parametrize("broker", BROKERS)
-def test_without_a_key_nobody_is_heard_by_any_broker(broker: str) -> None:
+def test_without_a_key_no_broker_accepts_commands(broker: str) -> None:
     with pytest.raises(lakequeue.PermissionDenied, match="not signed"):
         guarded("local").connect("nobody", signed=False, broker=broker).admin().queues()
 
@@ -115,7 +115,7 @@ def test_without_a_key_nobody_is_heard_by_any_broker(broker: str) -> None:
     "command",
     [c.Delete(queue="orders"), c.Define(definition={"name": "x", "message_type": "json"})],
 )
-def test_a_command_that_is_passed_on_is_still_its_clients(command: c.Command) -> None:
+def test_a_forwarded_command_keeps_its_client(command: c.Command) -> None:
     """To the keeper of the directory, by a broker that does not have the queue."""
     engine = guarded("local")
     who = Credentials.parse(f"other:{KEYS['other']}")

@@ -35,7 +35,7 @@ def steps() -> Steps:
     return started(define())
 
 
-def test_P1_a_start_goes_on_behind_the_last_sequence(steps: Steps) -> None:
+def test_P1_a_new_start_continues_after_the_last_sequence(steps: Steps) -> None:
     steps.run(publishes=[message(1, **ONE), message(2, **ONE)])
     steps.restart()
     out = steps.run(publishes=[message(1, **TWO), message(2, **TWO)])
@@ -43,7 +43,7 @@ def test_P1_a_start_goes_on_behind_the_last_sequence(steps: Steps) -> None:
     assert [o.base for o in of(Receipts, out)] == [2]
 
 
-def test_P1_what_an_earlier_start_sends_behind_a_later_one_is_refused(steps: Steps) -> None:
+def test_P1_messages_of_an_earlier_start_are_refused(steps: Steps) -> None:
     """All in one step: each start hears of its own messages, where it listens."""
     sent = [(1, ONE), (1, TWO), (2, ONE), (2, TWO), (1, ONE)]
     assert receipts(steps.run(publishes=[message(seq, **start) for seq, start in sent])) == [
@@ -56,7 +56,7 @@ def test_P1_what_an_earlier_start_sends_behind_a_later_one_is_refused(steps: Ste
     assert described(steps)["depth"] == 3
 
 
-def test_P1_what_was_missing_as_a_later_start_took_over_is_refused(steps: Steps) -> None:
+def test_P1_gaps_of_an_earlier_start_are_refused(steps: Steps) -> None:
     """The later start's receipts do not wait for it."""
     steps.run(publishes=[message(1, **ONE), message(3, **ONE)])
     out = steps.run(publishes=[message(1, **TWO), message(2, **ONE)])
@@ -74,7 +74,7 @@ def test_P1_one_that_skips_most_sequences_leaves_room_for_the_next_start(steps: 
 
 
 @pytest.mark.parametrize("seq", [1 << 61, (1 << 62) - 1])
-def test_P1_a_sequence_out_of_bounds_is_refused_and_costs_nobody_his_own(
+def test_P1_a_sequence_out_of_bounds_is_refused_and_affects_no_other(
     steps: Steps, seq: int
 ) -> None:
     (told,) = receipts(steps.run(publishes=[message(seq, **ONE)]))
@@ -82,7 +82,7 @@ def test_P1_a_sequence_out_of_bounds_is_refused_and_costs_nobody_his_own(
     assert [r[2] for r in receipts(steps.run(publishes=[message(1, **ONE)]))] == [[[1, 1, 1]]]
 
 
-def test_P1_who_has_used_up_all_sequences_hears_what_to_do(steps: Steps) -> None:
+def test_P1_a_producer_without_sequences_left_is_told_the_remedy(steps: Steps) -> None:
     last = (1 << 61) - 1
     steps.run(publishes=[message(last, **ONE)])
     steps.run(publishes=[message(last, **TWO)])
@@ -94,24 +94,24 @@ def test_P1_who_has_used_up_all_sequences_hears_what_to_do(steps: Steps) -> None
     }
 
 
-def test_P1_who_counts_by_itself_takes_over_from_nobody(steps: Steps) -> None:
+def test_P1_a_producer_with_its_own_sequences_replaces_no_other(steps: Steps) -> None:
     steps.run(publishes=[message(1, **ONE)])
     out = steps.run(publishes=[message(seq) for seq in (1, 2)])
     assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
     assert receipts(steps.run(publishes=[message(3, **ONE)])) == [("one", 0, [[3, 1, 3]], [], [])]
 
 
-def test_P1_a_receipt_for_a_repetition_says_so_also_within_one_step(steps: Steps) -> None:
+def test_P1_a_receipt_flags_a_repetition_also_within_one_step(steps: Steps) -> None:
     out = steps.run(publishes=[message(seq) for seq in (1, 2, 1)])
     assert receipts(out) == [("", 0, [[1, 2, 1]], [[1, 1]], [])]
 
 
-def test_P1_the_message_behind_a_gap_is_stored_once(steps: Steps) -> None:
+def test_P1_a_message_after_a_gap_is_stored_once(steps: Steps) -> None:
     steps.run(publishes=[message(2), message(2)])
     assert described(steps)["depth"] == 1
 
 
-def test_S1_a_start_is_answered_when_the_tables_have_its_messages(steps: Steps) -> None:
+def test_S1_a_new_start_is_confirmed_with_the_tables(steps: Steps) -> None:
     steps.run([c.Tables()])
     wanted = {**TWO, "durability": "delta"}
     steps.run(publishes=[message(1, **ONE)])
@@ -184,7 +184,7 @@ def test_P1_the_next_start_of_a_program_loses_nothing(bench: Bench) -> None:
     assert [m.payload for m in bench.admin.browse("orders")] == [b'"a"', b'"b"', b'"c"']
 
 
-def test_P1_the_later_of_two_takes_over_and_the_earlier_hears_it(bench: Bench) -> None:
+def test_P1_the_later_of_two_producers_takes_over_and_the_earlier_is_told(bench: Bench) -> None:
     one, two = (bench.connection.producer(producer_id="x") for _ in range(2))
     assert one.send("orders", b'"e"').message_id == "1"
     assert two.send("orders", b'"f"').message_id == "2"
@@ -195,7 +195,7 @@ def test_P1_the_later_of_two_takes_over_and_the_earlier_hears_it(bench: Bench) -
     assert [m.payload for m in bench.admin.browse("orders")] == [b'"e"', b'"f"', b'"h"']
 
 
-def test_P1_a_receipt_for_a_duplicate_says_so(bench: Bench) -> None:
+def test_P1_a_receipt_flags_a_duplicate(bench: Bench) -> None:
     for duplicate in (False, True):
         producer = bench.connection.producer(producer_id="p", first_sequence=1)
         receipt = producer.send("orders", b"{}")

@@ -42,9 +42,7 @@ def test_Q2_a_plain_record_is_enough(empty: Bench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["binary", "text"])
-def test_Q1_F5_a_consumer_filters_any_queue_by_what_the_record_carries(
-    empty: Bench, kind: str
-) -> None:
+def test_Q1_F5_a_consumer_filters_any_queue_by_record_fields(empty: Bench, kind: str) -> None:
     """As a definition may: fields of the payload need json, priority and key do not."""
     empty.define(message_type=kind, max_per_subscription_backlog=10)
     urgent = empty.consumer(filter="/@priority > 4 AND @key LIKE 'a%'")

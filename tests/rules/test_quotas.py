@@ -141,7 +141,7 @@ def test_S8_every_publisher_is_nacked_until_acks_free_files() -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, NEVER], ids=["nack", "never"])
-def test_S8_nacked_whatever_the_queues_policy_until_acks_of_the_same_step(keys: Any) -> None:
+def test_S8_every_policy_is_nacked_until_acks_of_the_same_step(keys: Any) -> None:
     core = Core({"name": "q", **keys}, max_spool_files=1)
     core.publish(*[("a", "q", b"x" * MB)] * 8)
     assert core.publish(("a", "q", b"x")) == {"a": {9: "spool_files"}}
@@ -199,7 +199,7 @@ def test_X5_a_file_with_a_ring_of_dead_message_queues_is_refused_as_a_whole() ->
     assert len(parse_configuration({"queues": other}).queues) == 2
 
 
-def test_S6_discarded_by_configuration_is_acknowledged_and_journaled_as_such() -> None:
+def test_S6_a_configured_discard_is_acknowledged_and_journaled() -> None:
     bench = Bench(config={"system": {"on_no_match": "discard"}})
     assert bench.send(queue="nowhere") is None
     (row,) = [r for r in bench.engine.journal() if r["reason"] == "no_matching_destination"]
@@ -214,7 +214,7 @@ def test_Q7_a_broker_names_topics_and_a_folder() -> None:
         parse_configuration({"brokers": [f"b{i}" for i in range(65)]})
 
 
-def test_Q5_the_initial_owner_is_a_broker_that_runs(empty: Bench) -> None:
+def test_Q5_the_initial_owner_is_an_existing_broker(empty: Bench) -> None:
     keys = {"type": "GroupLocalQueue", "name": "q", "message_type": "json"}
     with pytest.raises(ConfigError, match=r"initial_owner: 'west' – allowed are .*: broker-0"):
         empty.define(**keys, initial_owner="west")

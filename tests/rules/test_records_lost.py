@@ -61,14 +61,14 @@ def counted(engine: Engine, topic: str) -> float | None:
     return value
 
 
-def test_a_loss_of_a_vpns_own_topic_is_its_event(engine: Engine) -> None:
+def test_a_loss_in_a_vpns_topic_is_its_event(engine: Engine) -> None:
     engine._notes("broker-0", "lost:east.publish:17")
     (row,) = events_after(engine)
     assert (row["vpn"], row["queue"]) == ("east", "")
     assert row["reason"] == "topic=east.publish, records=17, reader=engine"
 
 
-def test_a_loss_of_a_captured_topic_is_told_of_each_queue(engine: Engine) -> None:
+def test_a_loss_in_a_captured_topic_is_an_event_of_each_queue(engine: Engine) -> None:
     engine._notes("broker-0", "lost:radar:3")
     found = [(row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [("default", "flights"), ("east", "seen")]
@@ -77,16 +77,14 @@ def test_a_loss_of_a_captured_topic_is_told_of_each_queue(engine: Engine) -> Non
 @pytest.mark.parametrize(
     ("note", "event"), [("anew", "topic_made_anew"), ("back", "kafka_went_back")]
 )
-def test_a_topic_that_is_not_what_it_was_is_an_event_of_each_queue(
-    engine: Engine, note: str, event: str
-) -> None:
+def test_a_recreated_topic_is_an_event_of_each_queue(engine: Engine, note: str, event: str) -> None:
     engine._notes("broker-0", f"{note}:radar:3")
     found = [(row["event"], row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [(event, "default", "flights"), (event, "east", "seen")]
     assert counted(engine, "radar") is None
 
 
-def test_what_kafka_lost_of_a_topic_that_the_tables_had_read_ends_no_session(
+def test_records_lost_after_the_tables_read_them_end_no_session(
     engine: Engine,
 ) -> None:
     engine.application._on_back("lakequeue-history", "default.commands", 3)
@@ -99,7 +97,7 @@ def test_what_kafka_lost_of_a_topic_that_the_tables_had_read_ends_no_session(
 @pytest.mark.parametrize(
     ("query", "reader"), [("lakequeue", "engine"), ("lakequeue-tables", "tables")]
 )
-def test_what_sparks_source_passed_over_says_whose_loss_it_is(
+def test_a_loss_found_by_sparks_source_names_its_queue(
     engine: Engine, query: str, reader: str
 ) -> None:
     engine._losses._on_loss(Loss("default.publish", 0, 5, 25, query))
@@ -108,7 +106,7 @@ def test_what_sparks_source_passed_over_says_whose_loss_it_is(
     assert counted(engine, "default.publish") == 20
 
 
-def test_the_events_command_shows_it_and_a_tenant_says_nothing_of_others() -> None:
+def test_the_events_command_shows_a_loss_only_to_its_tenant() -> None:
     topics = ("default.publish", "east.publish", "orders", "nowhere")
     steps = started(define(), *[c.RecordsLost(topic=topic, records=2) for topic in topics])
     losses = steps.events("records_lost")

@@ -31,7 +31,7 @@ def define(bench: Bench, point: str | None, **keys: Any) -> None:
 
 
 @pytest.mark.parametrize("point", [None, "epoch", "now", "creation", "time", "1", "99"])
-def test_R2_what_a_queue_without_a_state_begins_with(point: str | None) -> None:
+def test_R2_the_start_of_a_queue_without_a_state(point: str | None) -> None:
     bench = Bench()
     now = bench.connection.now()
     old, older = now - HOUR, now - 3 * HOUR
@@ -69,13 +69,13 @@ def test_R2_a_recorded_state_wins_if_the_setting_has_not_changed() -> None:
     assert taken(bench) == [begun, begun, bench.connection.now()]
 
 
-def test_R2_who_waits_for_an_answer_is_never_too_early() -> None:
+def test_R2_a_client_that_waits_for_the_answer_is_never_too_early() -> None:
     bench = Bench()
     define(bench, (datetime.now(UTC) + 24 * HOUR).isoformat())
     assert bench.send(b"2026-01-01T00:00:00+00:00")
     assert len(taken(bench)) == 1
 
 
-def test_R2_what_is_none_is_refused() -> None:
+def test_R2_an_invalid_recovery_point_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"recovery_point.*a bookmark .a message id. or an ISO"):
         define(Bench(), "13948331409633883|1234|")

@@ -39,7 +39,7 @@ def test_X6_a_redriven_message_keeps_id_payload_key_and_headers(dead: Bench) -> 
     assert dead.seen()["depth"] == dead.seen()["spool_bytes"] == 0
 
 
-def test_X6_counted_and_journaled(dead: Bench) -> None:
+def test_X6_redrives_are_counted_and_journaled(dead: Bench) -> None:
     die(dead, 1, 2)
     dead.admin.redrive("dmq")
     assert (dead.seen("dmq")["redriven"], dead.seen()["spooled"]) == (2, 4)
@@ -51,7 +51,7 @@ def test_X6_counted_and_journaled(dead: Bench) -> None:
     assert (event["queue"], event["moved"], event["stayed"]) == ("dmq", 2, 0)
 
 
-def test_X5_X6_a_message_that_died_twice_says_of_what_first_and_gets_home(dead: Bench) -> None:
+def test_X5_X6_a_message_that_died_twice_keeps_its_first_reason_and_returns(dead: Bench) -> None:
     dead.define("end")
     dead.define("last", dead_message_queue="end")
     dead.define("dmq", dead_message_queue="last")
@@ -101,7 +101,7 @@ def test_R6_a_purge_of_no_ids_removes_nothing(dead: Bench) -> None:
     assert dead.seen()["depth"] == 1
 
 
-def test_X6_within_its_vpn() -> None:
+def test_X6_a_redrive_stays_within_its_vpn() -> None:
     def queues(vpn: str) -> list[dict[str, Any]]:
         keys = {"message_type": "json", "vpn": vpn}
         return [{"name": "dmq", **keys}, {"name": "q", "dead_message_queue": "dmq", **keys}]

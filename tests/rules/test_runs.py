@@ -142,7 +142,7 @@ def messages() -> st.SearchStrategy[Sent]:
     st.lists(st.lists(messages(), min_size=1, max_size=5), min_size=1, max_size=3),
     st.sampled_from([(), (SUBSCRIBED,), (SUBSCRIBED, EARLY)]),
 )
-def test_P1_S3_a_run_is_its_messages_one_by_one(
+def test_P1_S3_a_batch_equals_its_messages_one_by_one(
     queues: list[dict[str, Any]], vpns: Any, steps: list[list[Sent]], others: tuple[Any, ...]
 ) -> None:
     check_both([vpns, *[define(**keys) for keys in queues], *others], *steps)
@@ -158,21 +158,19 @@ def in_order(count: int, size: int, **changes: Any) -> list[Sent]:
 
 @pytest.mark.parametrize("queues", QUEUES, ids=lambda q: " ".join(sorted(q[-1])))
 @pytest.mark.parametrize("others", [(), (SUBSCRIBED,), (SUBSCRIBED, EARLY)], ids=len)
-def test_P1_runs_as_our_client_sends_them(
-    queues: list[dict[str, Any]], others: tuple[Any, ...]
-) -> None:
+def test_P1_batches_of_our_client(queues: list[dict[str, Any]], others: tuple[Any, ...]) -> None:
     sent = in_order(6, 8, ttl_ms=9000)
     check_both([*[define(**keys) for keys in queues], *others], sent[:2], sent[1:4], sent[4:])
 
 
-def test_P1_deferred_acks_meet_the_messages_of_a_run() -> None:
+def test_P1_early_acks_apply_to_the_messages_of_a_batch() -> None:
     """L9: what is acknowledged before it came is never delivered, also from within a run."""
     engine = check_both([define(), SUBSCRIBED, EARLY], in_order(1, 8))
     acknowledged = {r["message_id"] for r in engine.rows() if r["event"] == "acknowledged"}
     assert acknowledged == {"2", "3", "4"}
 
 
-def test_R1_the_journal_says_which_message_of_which_record() -> None:
+def test_R1_the_journal_names_the_record_and_its_message() -> None:
     engine = check_both([define()], in_order(2, 3))
     places = [(r["offset"], r["item"]) for r in engine.rows() if r["event"] == "spooled"]
     assert places == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
@@ -186,12 +184,12 @@ def test_R1_the_journal_says_which_message_of_which_record() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=RUN_MAX))
-def test_a_run_can_be_read_back(payloads: list[bytes]) -> None:
+def test_an_encoded_batch_can_be_decoded(payloads: list[bytes]) -> None:
     assert decode_run(encode_run(payloads), len(payloads)) == payloads
 
 
 @given(st.binary(max_size=40), st.integers(1, RUN_MAX))
-def test_any_bytes_are_a_run_or_a_sentence(value: bytes, count: int) -> None:
+def test_any_bytes_are_a_batch_or_an_error(value: bytes, count: int) -> None:
     payloads, error = None, ""
     try:
         payloads = decode_run(value, count)
@@ -212,7 +210,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("value", "count", "says"), WRONG.values(), ids=WRONG)
-def test_a_malformed_run_goes_to_rejected_and_the_rest_goes_on(
+def test_a_malformed_batch_is_rejected_and_others_continue(
     bench: Bench, value: bytes | None, count: int, says: str
 ) -> None:
     rejected = bench.engine.open_inbox("default.rejected")
@@ -234,7 +232,7 @@ def test_a_malformed_run_goes_to_rejected_and_the_rest_goes_on(
         (None, [("a", b"b" * 10)], "application headers"),
     ],
 )
-def test_S1_a_run_cannot_multiply_a_key_or_headers(
+def test_S1_a_batch_cannot_multiply_a_key_or_headers(
     bench: Bench, count: int, key: bytes | None, headers: Any, has: str
 ) -> None:
     """They would be stored once for each message: a record of 10 MB would take 80 MB."""
@@ -248,7 +246,7 @@ def test_S1_a_run_cannot_multiply_a_key_or_headers(
     assert bench.seen()["depth"] == 0
 
 
-def test_a_plain_producer_can_send_a_run_to_an_underlying_topic(bench: Bench) -> None:
+def test_a_plain_producer_can_send_a_batch_to_a_captured_topic(bench: Bench) -> None:
     """Without `to` and without a producer: count is all that is needed."""
     bench.engine.publish("orders", encode_run([b"{}", b"[]"]), None, [("lq", b'{"count": 2}')])
     assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
@@ -263,7 +261,7 @@ def test_a_plain_producer_can_send_a_run_to_an_underlying_topic(bench: Bench) ->
     b'{"to":"orders","producer":"p","seq":2', b'{"to":"more","producer":"p","seq":2}',
 ])  # fmt: skip
 @pytest.mark.parametrize("first", [b"", b',"seq":1', b',"s\\u0065q":1', b',"priority":9'])
-def test_P1_records_are_joined_by_what_their_headers_say_not_by_how(
+def test_P1_records_are_joined_by_the_contents_of_their_headers(
     first: bytes, second: bytes
 ) -> None:
     metas = [

@@ -23,7 +23,7 @@ def test_P1_a_retransmitted_message_is_stored_once(bench: Bench) -> None:
     assert (bench.seen()["depth"], bench.seen()["spooled"]) == (4, 4)
 
 
-def test_P1_also_when_it_is_gone(bench: Bench) -> None:
+def test_P1_a_retransmission_of_a_finished_message_is_stored_nowhere(bench: Bench) -> None:
     consumer = bench.consumer()
     again(bench, b"{}")
     consumer.receive(timeout=0).ack()
@@ -51,7 +51,7 @@ def test_P1_X1_a_retransmission_does_not_renew_the_ttl(bench: Bench) -> None:
     assert (bench.seen()["depth"], bench.seen()["expired"]) == (0, 1)
 
 
-def test_P4_at_once(bench: Bench) -> None:
+def test_P4_every_message_is_acknowledged_at_once(bench: Bench) -> None:
     receipt = bench.producer.send("orders", b"{}", ack_immediately=True)
     assert receipt.message_id == "1"
     assert list(bench.producer.unacknowledged()) == []
@@ -77,13 +77,13 @@ def told_again(producer: ProducerHistory, seq: int) -> list[list[int]]:
     return runs
 
 
-def test_P1_a_repeated_sequence_is_answered_with_its_id_also_if_it_came_late() -> None:
+def test_P1_a_repeated_sequence_is_answered_with_its_id() -> None:
     """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
     producer = stored((2, 10), (3, 11), (1, 12))
     assert sorted(told_again(producer, 1)) == [[1, 1, 12], [2, 2, 10]]
 
 
-def test_P1_what_is_no_longer_remembered_is_answered_as_a_whole() -> None:
+def test_P1_sequences_no_longer_remembered_are_answered_as_a_range() -> None:
     """Who sends all of it again is told of all that is stored, but for what is missing between, or
     each of its messages would wait for a retransmission of its own."""
     numbers = [seq for seq in range(1, 31 + RUNS_MAX) if seq != 11]

@@ -34,7 +34,7 @@ def sent(steps: Steps, **keys: Any) -> str:
 
 
 @pytest.mark.parametrize("state", ["leased", "delayed", "ready"])
-def test_X5_a_message_whose_delivery_kafka_refuses_dies(state: str) -> None:
+def test_X5_a_message_refused_by_kafka_becomes_a_dead_message(state: str) -> None:
     steps = Steps()
     number = sent(steps)
     if state == "delayed":
@@ -52,7 +52,7 @@ def test_X5_a_message_whose_delivery_kafka_refuses_dies(state: str) -> None:
     assert expected.items() <= event.items()
 
 
-def test_X5_without_a_dead_message_queue_it_is_discarded_and_told() -> None:
+def test_X5_without_a_dead_message_queue_it_is_discarded_and_reported() -> None:
     steps = started(define())
     steps.run(publishes=[("orders", b"1")])
     steps.run([refused("1")])
@@ -60,7 +60,7 @@ def test_X5_without_a_dead_message_queue_it_is_discarded_and_told() -> None:
     assert steps.events("message_undeliverable")[0]["messages"] == 1
 
 
-def test_L2_what_left_the_queue_as_it_was_sent_is_told() -> None:
+def test_L2_a_refused_delivery_without_a_lease_is_reported() -> None:
     steps = Steps()
     number = sent(steps, semantics="at-most-once")
     steps.run([refused(number)])
@@ -68,12 +68,12 @@ def test_L2_what_left_the_queue_as_it_was_sent_is_told() -> None:
     assert (event["messages"], event["gone"], event["first"]) == (0, 1, number)
 
 
-def test_X5_a_queue_that_is_gone_stops_nothing() -> None:
+def test_X5_refused_deliveries_of_a_deleted_queue_are_ignored() -> None:
     steps = started(refused("1-9", "nobody"), define())
     assert described(steps)["depth"] == 0
 
 
-def test_another_record_that_kafka_refused_is_an_event() -> None:
+def test_any_other_refused_record_is_an_event() -> None:
     steps = started(c.RecordRefused(topic="default.receipts", why=WHY))
     assert steps.events("record_refused")[0]["topic"] == "default.receipts"
 
@@ -87,7 +87,7 @@ def all_parts(record: wire.WireRecord, most: int) -> list[wire.WireRecord]:
 
 
 @given(st.lists(st.integers(0, 3_000), min_size=1, max_size=60), st.integers(0, 20_000))
-def test_X5_a_delivery_is_cut_until_it_fits(sizes: list[int], most: int) -> None:
+def test_X5_a_delivery_is_split_until_it_fits(sizes: list[int], most: int) -> None:
     ids = [*range(7, len(sizes) + 7)]
     payloads = [b"x" * size for size in sizes]
     (whole,) = wire.encode([delivery(ids, payloads=payloads, flow=(5, 100))])
@@ -103,13 +103,13 @@ def test_X5_a_delivery_is_cut_until_it_fits(sizes: list[int], most: int) -> None
         assert delivered(part) == ("q", "s", d.ids, True)
 
 
-def test_X5_a_single_delivery_says_what_it_is_about() -> None:
+def test_X5_a_single_refused_delivery_names_its_message() -> None:
     (record,) = wire.encode([delivery([9], "single")])
     assert delivered(record) == ("q", "s", [9], True)
     assert not halves(record)
 
 
-def test_P3_a_receipt_is_cut_and_settles_nothing_that_a_later_part_refuses() -> None:
+def test_P3_a_split_receipt_confirms_nothing_that_a_later_part_refuses() -> None:
     nacks = [(seq, "queue_quota", "q", "x" * 100) for seq in range(1, 300, 2)]
     (whole,) = wire.encode(
         [Receipts("default", "p", 300, 0, [[2, 1, 7]], nacks, repeated=[[1, 1]])]
@@ -125,7 +125,7 @@ def test_P3_a_receipt_is_cut_and_settles_nothing_that_a_later_part_refuses() -> 
     assert sum("repeated" in part for part in parts) == 1
 
 
-def test_X5_in_micro_batches_a_record_is_cut_before_kafka_refuses_the_whole_batch() -> None:
+def test_X5_micro_batches_split_records_before_kafka_refuses_the_batch() -> None:
     """What cannot be cut is not sent: the broker is told, once of each message."""
 
     def message(first: int, *sizes: int) -> Deliveries:
@@ -153,7 +153,7 @@ def test_X5_in_micro_batches_a_record_is_cut_before_kafka_refuses_the_whole_batc
     assert list(within_limits(records, {}, "b.instructions", [])) == records
 
 
-def test_a_reply_that_does_not_fit_says_so() -> None:
+def test_an_oversized_reply_becomes_an_error() -> None:
     (whole,) = wire.encode([Reply("default.deliveries", 0, "r", ["x" * 5_000])])
     (part,) = all_parts(whole, 1_000)
     told = json.loads(part.value or b"")
@@ -161,7 +161,7 @@ def test_a_reply_that_does_not_fit_says_so() -> None:
     assert "more than topic 'default.deliveries' allows" in told["error"]
 
 
-def test_a_rejected_record_is_cut_and_says_how_long_it_was() -> None:
+def test_a_long_rejected_record_is_cut_with_its_length() -> None:
     (whole,) = wire.encode([RejectedRecord("default", "t", 0, 0, None, b"v" * 5_000, "why")])
     (part,) = all_parts(whole, 2_000)
     assert size_of(part) <= 2_000
@@ -177,6 +177,6 @@ def test_a_rejected_record_is_cut_and_says_how_long_it_was() -> None:
     ],
     ids=["one nack", "an error", "no value"],
 )
-def test_what_has_nothing_more_to_cut_stays_whole(output: Any) -> None:
+def test_a_record_without_parts_stays_whole(output: Any) -> None:
     (whole,) = wire.encode([output])
     assert fitting(whole, 1_000) == [whole]

@@ -39,36 +39,36 @@ BAD: list[object] = [None, True, -1, -0.5, float("nan"), float("inf"), [],
 
 
 @pytest.mark.parametrize("value", [*BAD, "30", "30S", "5MB", "36501d", 10**30])
-def test_Q8_bad_durations_are_refused_with_what_is_allowed(value: object) -> None:
+def test_Q8_bad_durations_are_refused_with_the_allowed_form(value: object) -> None:
     with pytest.raises(UnitError) as caught:
         parse_duration_ms(value)
     assert "duration" in caught.value.allowed
 
 
 @pytest.mark.parametrize("value", [*BAD, "30s", 1.5, "1.0001KB", "2000000TiB", 2**60 + 1])
-def test_Q8_bad_sizes_are_refused_with_what_is_allowed(value: object) -> None:
+def test_Q8_bad_sizes_are_refused_with_the_allowed_form(value: object) -> None:
     with pytest.raises(UnitError) as caught:
         parse_size(value)
     assert str(caught.value).endswith(caught.value.allowed)
 
 
 @given(st.integers(0, DURATION_MS_MAX))
-def test_Q8_a_written_duration_is_read_back(ms: int) -> None:
+def test_Q8_a_formatted_duration_parses_back(ms: int) -> None:
     assert parse_duration_ms(format_duration(ms)) == ms
 
 
 @given(st.integers(0, SIZE_BYTES_MAX))
-def test_Q8_a_written_size_is_read_back(size_bytes: int) -> None:
+def test_Q8_a_formatted_size_parses_back(size_bytes: int) -> None:
     assert parse_size(format_size(size_bytes)) == size_bytes
 
 
-def test_Q8_written_in_the_largest_unit_that_divides() -> None:
+def test_Q8_values_are_formatted_in_the_largest_fitting_unit() -> None:
     assert format_duration(90_000) == "90s"
     assert format_duration(86_400_000) == "1d"
     assert format_size(10_000_000) == "10MB"
     assert format_size(65_536) == "64KiB"
 
 
-def test_Q8_a_number_too_long_to_be_shown_is_refused_all_the_same() -> None:
+def test_Q8_an_extremely_long_number_is_refused() -> None:
     with pytest.raises(UnitError, match="a very large number"):
         parse_size(10**5000)

@@ -24,7 +24,7 @@ def test_h1_messages_go_to_another_vpn(far: str) -> None:
 
 
 @FAR
-def test_h1_what_comes_in_is_the_far_vpns_to_allow(far: str) -> None:
+def test_h1_the_far_vpn_decides_what_may_enter(far: str) -> None:
     vpns = Vpns(far=far, expects=False, subscriptions=[">"])
     vpns.define("q", ">")
     vpns.send("a/b", "waits")
@@ -57,7 +57,7 @@ def test_s3_the_quota_of_the_far_vpn_holds(far: str) -> None:
     assert vpns.bodies("q") == ["90123456"]
 
 
-def test_h1_a_circle_of_vpns_is_refused_and_so_is_the_own_one() -> None:
+def test_h1_a_circle_of_vpns_and_a_bridge_to_itself_are_refused() -> None:
     vpns = Vpns()
     back = {"name": "ba", "to": "vpn://a", "subscriptions": ["a/x"]}
     with pytest.raises(ConfigError, match="back to where they began, through 'ab'"):

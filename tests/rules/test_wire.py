@@ -21,7 +21,7 @@ def size_of(record: wire.WireRecord) -> int:
     return sum(len(part or b"") for part in (record.key, record.value)) + len(record.headers or "")
 
 
-def test_P3_many_refusals_are_told_in_several_records() -> None:
+def test_P3_many_refusals_are_sent_in_several_records() -> None:
     nacks = [(seq, "queue_quota", "q" * 250, "x" * 250) for seq in range(20_001, 0, -1)]
     records = list(wire.encode([Receipts("default", "p", 20_001, 0, [[30_000, 1, 7]], nacks)]))
     assert len(records) == 5
@@ -38,14 +38,14 @@ def test_P3_many_refusals_are_told_in_several_records() -> None:
 
 
 @pytest.mark.parametrize("where", ["headers", "keys", "payloads"])
-def test_C6_a_batch_is_cut_by_all_that_is_in_it(where: str) -> None:
+def test_C6_the_size_of_a_batch_counts_everything_in_it(where: str) -> None:
     n, large = 40, b"x" * 100_000
     records = list(wire.encode([delivery([*range(n)], **{where: [large] * n})]))
     assert len(records) == 8
     assert [i for r in records for i in wire.decode_batch(r.value or b"").ids] == list(range(n))
 
 
-def test_R1_a_journal_of_long_texts_is_cut() -> None:
+def test_R1_a_journal_of_long_texts_is_split() -> None:
     reasons = (f"{i}" * 200 for i in range(20_000))
     segments = [JournalSegment("command_refused", "default", "q", reason=text) for text in reasons]
     records = list(wire.encode([Journal("broker-0", 3, 0, segments)]))
@@ -64,7 +64,7 @@ def test_S1_a_rejected_record_is_cut() -> None:
     assert dict(wire.headers_list(record.headers))["lq-truncated"] == b"11000000"
 
 
-def test_what_is_said_to_a_broker_that_was_just_added_is_not_put_aside() -> None:
+def test_commands_to_a_just_added_broker_are_not_rejected() -> None:
     """Whoever says it may not have seen that broker's topic yet; a client's topic must be there."""
     known = {"default.rejected": 1}
     said = MeshRecord("new", 0, "a", 7, 1, Sync())
@@ -75,7 +75,7 @@ def test_what_is_said_to_a_broker_that_was_just_added_is_not_put_aside() -> None
     assert record.topic == topics.topic("default", topics.REJECTED)
 
 
-def test_a_publisher_does_not_speak_as_the_engine() -> None:
+def test_a_publisher_cannot_pose_as_the_engine() -> None:
     """Who reads a record's headers into a map keeps the last of a name."""
     said = [("lq-id", b"9"), ("lq-framing", b"reply"), ("lq-dead-time", b"soon"), ("k", b"v"),
             ("lq-replay-of", b"3")]  # fmt: skip
@@ -106,21 +106,21 @@ READERS: dict[str, Callable[[bytes], object]] = {
         ("a bridge's key", home_bridges.COPIER_PREFIX + b"vpn", "not the key of a bridge"),
     ],
 )
-def test_S1_what_cannot_be_read_is_refused_in_a_sentence(
+def test_S1_an_unreadable_record_is_refused_with_the_reason(
     reader: str, value: bytes, why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
         READERS[reader](value)
 
 
-def test_S1_an_answer_that_no_topic_takes_becomes_an_error() -> None:
+def test_S1_an_answer_too_large_for_its_topic_becomes_an_error() -> None:
     (record,) = wire.encode([Reply("default.deliveries", 0, "r", "x" * wire.REJECTED_BYTES)])
     told = json.loads(record.value or b"")
     assert (told["request"], told["result"], told["kind"]) == ("r", None, "LakequeueError")
     assert "ask for less" in told["error"]
 
 
-def test_a_command_with_half_a_character_in_its_reply_address_is_refused() -> None:
+def test_a_reply_address_with_a_lone_surrogate_is_refused() -> None:
     reply = c.ReplyTo(topic="t", request="\ud800")
     with pytest.raises(ConfigError, match=r"reply.request: .* half a surrogate pair"):
         encode_checked(c.Usage(reply=reply))
