@@ -13,7 +13,7 @@ import msgspec
 
 from ...protocol import commands
 from ..session.requests import REQUEST_TIMEOUT_S
-from ..session.session import Session
+from ..session.session import Answer, Session
 
 C = TypeVar("C", bound=commands.Command)
 
@@ -42,9 +42,8 @@ class Binding:
         session = self._session
         own = session.runner.session_of(self.id) or session.session
         command = msgspec.structs.replace(self._wanted, session=own)
-        answer, self.broker = session.request_where_it_is(command, undo=self._end())
+        answer, self.broker = session.request_where_it_is(command, self._end(), self._note_backlog)
         self.removes_on_send = answer["removes_on_send"]
-        self.backlog = answer["backlog"]
         self.lease_ms = answer.get("lease_ms")
         self.epoch = answer.get("epoch", 0)
         session.heartbeat_within(answer["heartbeat_timeout_ms"] / 1000)
@@ -76,6 +75,9 @@ class Binding:
         command = commands.SetBacklog(
             queue=self.queue, subscription=self.id, max_backlog=max_backlog
         )
-        answer = self._session.request(command, timeout_s, self.place)
-        if answer is not None:  # the engine knows the subscription
-            self.backlog = answer["backlog"]
+        self._session.request(command, timeout_s, self.place, self._note_backlog)
+
+    def _note_backlog(self, answer: Answer) -> None:
+        """In the thread that reads answers, so that what the engine says later counts."""
+        if answer["result"] is not None:  # the engine knows the subscription
+            self.backlog = answer["result"]["backlog"]

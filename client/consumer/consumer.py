@@ -314,7 +314,8 @@ class Consumer:
             self._rule.backlog = before
             raise
         # The queue may allow less: acks that wait for more messages than that wait for ever.
-        self._rule.backlog = bound.backlog
+        with self._lock:
+            self._rule.backlog = bound.backlog
         self._send_untouched(self._prefetch.take_beyond(max_backlog))
 
     def close(self) -> None:
@@ -397,6 +398,7 @@ class Consumer:
 
     def check_why(self) -> None:
         """Raise NotConnected if something other than the application closed it."""
+        self._session.check_process()
         if self._why is not None:
             raise self._session.closed(self._why)
 
@@ -430,8 +432,17 @@ class Consumer:
         log.error("consumer %r of queue %r: %s", self.name, self.queue, self._why)
         self._session.wake()
 
+    def on_backlog(self, backlog: int) -> None:
+        """The queue's definition has changed this subscription's backlog (B2). Called by the
+        session."""
+        with self._lock:
+            self._rule.backlog = self._settling.subscription.backlog = backlog
+            if self._rule.mode == "dups_ok":  # it may wait for more messages than come now
+                self._settling.dups_ok()
+
     def send_acks(self) -> None:
         """Send what was acknowledged so far, without waiting for more."""
+        self._session.check_process()
         self._settling.flush()
 
     def tick(self) -> None:

@@ -148,8 +148,7 @@ class Settling:
     def _check_held(self, message: Message) -> bool:
         """Returns False if there is nothing to settle. Raises LeaseLost if the message is known to
         be lost."""
-        if self.session.is_forked:
-            self.session.check_open()
+        self.session.check_process()
         if not self.prefetch.tracks(message):
             return False
         if self.over is not None:
@@ -269,8 +268,9 @@ class Settling:
             self.flush()
             return
         command = bound.about(commands.Ack, up_to=str(number))
-        heard = partial(self.prefetch.forget, [(0, number)])
-        acknowledge(self.session, command, bound.broker, heard)
+        acknowledge(
+            self.session, command, bound.broker, lambda _: self.prefetch.forget([(0, number)])
+        )
 
     def _forget_waiting(self, bound: Binding) -> None:
         """Drop waiting messages that an expression has acknowledged. The engine does not name them,
@@ -288,7 +288,10 @@ class Settling:
         """Acknowledge ids and ranges, whoever holds them (L13)."""
         named, bound = ranges_of(text), self.subscription
         command = bound.about(commands.Ack, ids=text)
-        heard = partial(self.prefetch.forget, named)
+
+        def heard(_: Answer) -> None:
+            self.prefetch.forget(named)
+
         if self.prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
             self.session.request(command, broker=bound.place, heard=heard)
             return  # all are held here: there is nobody else to ask

@@ -199,6 +199,7 @@ class Producer:
     def receipt_of(self, sent: Pending) -> Receipt:
         """The receipt of a sent message as known by now; without a message id while no answer has
         come. If the message is refused later, `flush` raises that."""
+        self._session.check_process()
         with self._lock:
             sent.is_unwatched = True
             if any(sent is one for one in self._moved_messages.waiting(sent.to)):
@@ -250,7 +251,7 @@ class Producer:
         window = self._window(number)
         if self._session.spans is not None:
             own = headers_of(self._session.spans.published(to, headers))
-        sent = Pending(self._session.changed, to, (data, record_key, own, template))
+        sent = Pending(self._session, to, (data, record_key, own, template))
         while True:
             with self._lock:
                 if not persistent or self._in_window(window, to) < self._window_size:
@@ -355,6 +356,7 @@ class Producer:
         messages until the next flush.
         """
         timeout_s = wait_s(timeout)
+        self._session.check_process()
         self.send_gathered()
         self._session.wait(lambda: self._closed or not self._waiting(), timeout_s)
         if left := self._waiting():
@@ -370,7 +372,9 @@ class Producer:
 
     def unacknowledged(self) -> list[bytes]:
         """Payloads of messages not known to be stored (P6): without an answer, or refused when
-        nobody could be told. In order of sending, per broker."""
+        nobody could be told. In order of sending, per broker. Raises NotConnected in a forked
+        child."""
+        self._session.check_process()
         with self._lock:
             sent = [p for window in self._windows.values() for p in window.payloads()]
             return sent + [p.record[0] for p in self._moved_messages.all()]

@@ -3,19 +3,24 @@
 `Pending` is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future`
 accept it. Python's own future makes a lock and two lists each. Here all futures of a connection
 share its condition, and one answer settles thousands of them: 2.6 µs a message instead of 14.
+
+Callbacks run in the thread that reads answers. There `result` and all calls of a connection may
+wait, because that thread reads on meanwhile (`Threads.wait`). Python's own functions cannot.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, TimeoutError
 from concurrent.futures._base import FINISHED, RUNNING
 from dataclasses import dataclass
 from typing import Any
 
 from ...protocol import LakequeueError
+from ..session.session import Session
 
 log = logging.getLogger("lakequeue.client")
 ON_DEMAND = frozenset(("_waiters", "_done_callbacks"))
@@ -65,19 +70,32 @@ class Pending(Future[Receipt]):
     discarded: tuple[str | None, str | None] = (None, None)  # reason, queue
     duplicate = False
 
-    def __init__(self, condition: threading.Condition, to: str, record: Any, seq: int = 0) -> None:
-        self._condition = condition
+    def __init__(self, session: Session, to: str, record: Any, seq: int = 0) -> None:
+        self._session = session
         self.to = to
         self.record = record
         self.seq = seq
 
     def __getattr__(self, name: str) -> Any:
+        if name == "_condition":  # another one in a forked child
+            return self._session.changed
         # Made on demand: only `concurrent.futures` and `add_done_callback` use them.
         if name in ON_DEMAND:
+            if name == "_waiters" and self._state != FINISHED:
+                self._check_others_answer()
             made: list[Any] = []
             self.__dict__[name] = made
             return made
         raise AttributeError(name)
+
+    def _check_others_answer(self) -> None:
+        """Raise an error if Python's `wait` or `as_completed` would wait for ever here."""
+        self._session.check_process()
+        if self._session.runner.is_reader():
+            raise LakequeueError(
+                "concurrent.futures cannot wait in a message's callback: it runs in the thread "
+                "that reads answers; wait with result() or flush(), or in another thread"
+            )
 
     def __repr__(self) -> str:
         state = "no answer yet"
@@ -91,7 +109,7 @@ class Pending(Future[Receipt]):
 
     def result(self, timeout: float | None = None) -> Receipt:
         """The receipt, once there is an answer. Raises Rejected if the message was refused,
-        TimeoutError after ``timeout`` seconds."""
+        TimeoutError after ``timeout`` seconds, NotConnected in a forked child."""
         error = self.exception(timeout)
         if error is not None:
             raise error
@@ -101,39 +119,61 @@ class Pending(Future[Receipt]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Rejected, or None for a stored message. Waits as `result` does."""
         if self._state != FINISHED:
-            with self._condition:
-                # The condition is shared: it also wakes for other messages' answers.
-                self._condition.wait_for(self.done, timeout)
+            self._session.check_process()
+            self._session.wait(lambda: self._state == FINISHED, timeout)
         if self._state == FINISHED:
             return self._exception
         raise TimeoutError()
 
+    def answer(self, number: int, error: LakequeueError | None = None) -> bool:
+        """Set the answer; only the first one counts. Returns whether it is that one: `tell` has to
+        be called then."""
+        if self._state == FINISHED:
+            return False
+        self.number = number
+        self._exception = error
+        self._state = FINISHED
+        return True
+
 
 def settle(pending: Pending, number: int, error: LakequeueError | None = None) -> None:
-    """Set the answer; only the first one counts. Waiting threads wake at the condition's next
-    notification."""
-    settle_all([(pending, number, error)])
+    """Set the answer and tell of it."""
+    if pending.answer(number, error):
+        tell([pending])
 
 
-def settle_all(answers: Sequence[tuple[Pending, int, LakequeueError | None]]) -> None:
-    """The same for several messages of one connection."""
-    new = [answer for answer in answers if answer[0]._state != FINISHED]
-    if not new:
+def tell(answered: Sequence[Pending]) -> None:
+    """Tell waiters and callbacks that these messages of one connection have answers. Threads in
+    `result` wake at the condition's next notification."""
+    if not answered:
         return
-    for pending, number, error in new:
-        pending.number = number
-        pending._exception = error
-        pending._state = FINISHED
     # A thread that adds a waiter or a callback holds the condition from before it looks at the
     # state until it has added it. So each thread that saw the old state has added its own by now.
-    with new[0][0]._condition:
-        asked = [answer for answer in new if not ON_DEMAND.isdisjoint(answer[0].__dict__)]
-        for pending, _, error in asked:
-            for waiter in pending._waiters:
-                waiter.add_result(pending) if error is None else waiter.add_exception(pending)
-    for pending, _, _ in asked:
-        for callback in pending._done_callbacks:
+    with answered[0]._condition:
+        asked = [one for one in answered if not ON_DEMAND.isdisjoint(one.__dict__)]
+        for one in asked:
+            failed = one._exception is not None
+            for waiter in one._waiters:
+                waiter.add_exception(one) if failed else waiter.add_result(one)
+    _call([(callback, one) for one in asked for callback in one._done_callbacks])
+
+
+_thread = threading.local()
+
+
+def _call(calls: list[tuple[Callable[[Pending], Any], Pending]]) -> None:
+    """Call callbacks, in this thread one after the other: those of answers that come while one of
+    them waits are called after it."""
+    if (running := getattr(_thread, "calls", None)) is not None:
+        running.extend(calls)
+        return
+    running = _thread.calls = deque(calls)
+    try:
+        while running:
+            callback, pending = running.popleft()
             try:
                 callback(pending)
-            except BaseException:  # also SystemExit: other messages' answers still need this thread
+            except BaseException:  # also SystemExit: other answers still need this thread
                 log.exception("a callback of a sent message failed")
+    finally:
+        del _thread.calls

@@ -27,7 +27,7 @@ from ...protocol import NotConnected, Rejected
 from ...protocol.messages import HEADER, RUN_MAX, encode_run
 from ..session.session import Session
 from .options import Template, header_of
-from .receipts import Pending, settle_all
+from .receipts import Pending, tell
 
 RUN_BYTES = 32_000
 
@@ -191,13 +191,13 @@ class Window:
         """No more answers will come: fail the futures. What became of the messages is unknown;
         `payloads` still lists them."""
         with self._lock:
-            waiting = list(self._waiting.values())
-        closed = NotConnected("closed before the engine answered")
-        settle_all([(sent, 0, closed) for sent in waiting])
+            closed = NotConnected("closed before the engine answered")
+            answered = [sent for sent in self._waiting.values() if sent.answer(0, closed)]
+        tell(answered)
 
     def on_receipt(self, value: dict[str, Any]) -> None:
         """Take the engine's answer and resolve futures."""
-        settled: list[tuple[Pending, int, Rejected | None]] = []
+        answered: list[Pending] = []
         with self._lock:
             self._asked, self._patience_s = time.monotonic(), self._pub_ack_s
             waiting = self._waiting
@@ -216,18 +216,23 @@ class Window:
                 for seq in range(first, first + count) if waiting else ():
                     sent = waiting.pop(seq, None)
                     if sent is not None:
-                        settled.append((sent, number + seq - first if number else 0, None))
+                        self._answer(sent, number + seq - first if number else 0, None, answered)
             for nack in value["nacks"]:
                 sent = waiting.pop(nack["seq"] - base, None)
                 if sent is not None:
                     error = Rejected(nack["reason"], nack["queue"] or None, nack["detail"])
                     if sent.is_unwatched:
                         self._keep_refused(sent, error)
-                    settled.append((sent, 0, error))
-        for sent, _, _ in settled:
-            sent.record = None  # free the payload: an application may keep its futures
-            sent.seq += base
-        settle_all(settled)
+                    self._answer(sent, 0, error, answered)
+        tell(answered)
+
+    def _answer(
+        self, sent: Pending, number: int, error: Rejected | None, answered: list[Pending]
+    ) -> None:
+        sent.record = None  # free the payload: an application may keep its futures
+        sent.seq += self.base
+        if sent.answer(number, error):
+            answered.append(sent)
 
     def waits_for(self, queue: str) -> bool:
         """True if a message for this queue has no answer."""

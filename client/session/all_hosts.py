@@ -17,7 +17,7 @@ import msgspec
 
 from ...protocol import ConfigError, LakequeueError, Timeout, commands
 from ...protocol.checked import checked
-from .requests import LOOK_AGAIN_S, REQUEST_TIMEOUT_S
+from .requests import LOOK_AGAIN_S, REQUEST_TIMEOUT_S, Answer
 from .session import Session
 
 AWAY = ("failed", "restarting")
@@ -96,8 +96,9 @@ def _half_done(
 
 
 def acknowledge(
-    session: Session, command: commands.Ack, own: int | None, heard: Callable[[], None] | None
-) -> None:
+    session: Session, command: commands.Ack, own: int | None,
+    heard: Callable[[Answer], None] | None,
+) -> None:  # fmt: skip
     """Acknowledge messages wherever they are (L13).
 
     own: the consumer's broker. It is asked last, because it answers for ids that no host has (L8,

@@ -224,6 +224,12 @@ class BrokerRequests:
         do not exist there, they may have held locks, and whatever they were sending would be sent
         twice."""
         self.is_open, self.is_forked = False, True
+        self.changed = threading.Condition()
+
+    def check_process(self) -> None:
+        """Raise NotConnected in a forked child."""
+        if self.is_forked:
+            self.check_open()
 
     def check_open(self) -> None:
         """Raise NotConnected if the connection is closed."""
@@ -292,22 +298,22 @@ class BrokerRequests:
 
     def request(
         self, command: commands.Command, timeout: float = REQUEST_TIMEOUT_S,
-        broker: int | None = None, heard: Callable[[], None] | None = None,
+        broker: int | None = None, heard: Callable[[Answer], None] | None = None,
     ) -> Any:  # fmt: skip
         """Send a command and return its result; raises the engine's error.
 
-        timeout: seconds. heard: called by the receiving thread when the engine has done it.
-        Deliveries ahead of the answer in the inbox have been handed out by then, later ones have
-        not.
+        timeout: seconds. heard: called with the answer by the receiving thread, if the engine has
+        done it. Deliveries ahead of the answer in the inbox have been handed out by then, later
+        ones have not.
         """
         return self._answer_to(command, timeout, broker, heard)["result"]
 
     def request_where_it_is(
-        self, command: commands.Command, undo: commands.Command
-    ) -> tuple[Any, int]:
+        self, command: commands.Command, undo: commands.Command, heard: Callable[[Answer], None],
+    ) -> tuple[Any, int]:  # fmt: skip
         """Like `request`, for a queue's broker: returns the answer and the broker's number. undo:
         sent if no answer comes, because the broker may still carry out the command."""
-        answer = self._answer_to(command, REQUEST_TIMEOUT_S, undo=undo)
+        answer = self._answer_to(command, REQUEST_TIMEOUT_S, heard=heard, undo=undo)
         return answer["result"], answer["by"]
 
     def hosts_of(self, queue: str) -> dict[str, int]:
@@ -361,7 +367,7 @@ class BrokerRequests:
 
     def _answer_to(
         self, command: commands.Command, timeout: float, broker: int | None = None,
-        heard: Callable[[], None] | None = None, undo: commands.Command | None = None,
+        heard: Callable[[Answer], None] | None = None, undo: commands.Command | None = None,
     ) -> Answer:  # fmt: skip
         """The answer, from the broker that has the queue now."""
         checked(command)
@@ -390,14 +396,14 @@ class BrokerRequests:
 
     def _answer_once(
         self, command: commands.Command, timeout: float, broker: int,
-        heard: Callable[[], None] | None,
+        heard: Callable[[Answer], None] | None,
     ) -> Answer:  # fmt: skip
         self.check_open()
         answers: list[Answer] = []
 
         def on_answer(answer: Answer) -> None:
             if heard is not None and answer["error"] is None:
-                heard()
+                heard(answer)
             answers.append(answer)
 
         request = self.ask(command, on_answer, broker)

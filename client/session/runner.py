@@ -86,6 +86,10 @@ class Runner(Protocol):
         """Wait for a condition for at most ``timeout`` seconds (None: for ever); returns whether it
         holds."""
 
+    def is_reader(self) -> bool:
+        """True in the thread that reads answers: only `wait` may wait there."""
+        return False
+
     def sent(self) -> None:
         """Something was sent to the engine. Where a thread gets the answers, nothing is to do."""
         return
@@ -165,20 +169,23 @@ class Threads(Runner):
 
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """See `Runner.wait`. If the reader thread itself waits (in a future's callback), it goes on
-        reading."""
+        with its duties."""
         session = self._session()
         if session is None:
             return condition()
-        if threading.current_thread() is self._reader:
+        if self.is_reader():
             deadline = None if timeout is None else time.monotonic() + timeout
             while not condition() and session.is_open:
                 if deadline is not None and time.monotonic() >= deadline:
                     return False
-                session.receive(POLL_S)
+                _read_once(session)
             return condition()
         with session.changed:
             session.changed.wait_for(lambda: condition() or not session.is_open, timeout)
             return condition()
+
+    def is_reader(self) -> bool:
+        return threading.current_thread() is self._reader
 
     def gathering(self) -> None:
         """See `Runner.gathering`: wakes the thread that sends."""
@@ -224,9 +231,13 @@ def _report(session: Duties, error: Exception) -> None:
 def _read(reference: weakref.ref[Duties]) -> None:
     """The thread that reads; it ends when the session is closed or dropped."""
     while (session := reference()) is not None and session.is_open:
-        for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
-            _do(duty, session)
-        del session, duty
+        _read_once(session)
+        del session
+
+
+def _read_once(session: Duties) -> None:
+    for duty in (partial(session.receive, POLL_S), session.upkeep, session.beat):
+        _do(duty, session)
 
 
 def _gather(reference: weakref.ref[Duties], gathered: threading.Event) -> None:

@@ -29,7 +29,9 @@ from .transport import Record, Transport
 __all__ = ["Answer", "Consuming", "Producing", "Session"]
 
 HEARTBEAT_S = 4.0
-ENDED = "Ended"  # an unrequested reply: the engine has ended a subscription
+# Unrequested replies, about a subscription.
+ENDED = "Ended"  # the engine has ended it
+BACKLOG = "Backlog"  # the queue's definition has changed it
 
 
 class Consuming(Protocol):
@@ -41,6 +43,7 @@ class Consuming(Protocol):
     def broker(self) -> int | None: ...
     def on_record(self, record: Record) -> None: ...
     def on_end(self, why: str) -> None: ...
+    def on_backlog(self, backlog: int) -> None: ...
     def tick(self) -> None: ...
     def due(self) -> int | None: ...
     def subscribe(self) -> None: ...
@@ -148,6 +151,8 @@ class Session(BrokerRequests):
                     on_answer(answer)
                 elif name in self._consumers and answer["kind"] == ENDED:
                     self._consumers[name].on_end(answer["result"]["ended"])
+                elif name in self._consumers and answer["kind"] == BACKLOG:
+                    self._consumers[name].on_backlog(answer["result"]["backlog"])
             elif framing == b"batch" and name in self._consumers:
                 self._consumers[name].on_record(record)
         elif record.topic == self._directory:

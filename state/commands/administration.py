@@ -29,6 +29,7 @@ from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
+from ..queue.consumers import backlog_of
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
@@ -177,6 +178,7 @@ def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) 
     add_route(broker, new, queue.number)
     follow_definition(broker, queue, old, new)
     header.definition = new
+    _tell_backlogs(broker, queue, old)
     if old.recovery_point != new.recovery_point:
         header.pointed = broker.now
     if header.faulted:
@@ -185,6 +187,15 @@ def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) 
     queue.wanted = True
     broker.event("defined", vpn, new.name, again=True)
     _journal_definition(broker, vpn, new)
+
+
+def _tell_backlogs(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
+    """Tell consumers whose backlog has changed with the definition (B2): they acknowledge by it."""
+    for one in queue.header.subscriptions:
+        backlog = backlog_of(queue.definition, one)
+        if one.broker is None and backlog != backlog_of(old, one):
+            told = {"backlog": backlog}
+            broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Backlog"))
 
 
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:

@@ -86,6 +86,27 @@ def test_C4_C6_dups_ok_waits_for_no_more_than_the_queue_allows(
     assert sum(consumer.receive(0) is not None for _ in range(20)) == 20
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 4])
+@pytest.mark.parametrize("held", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("calls_back", [True, False])
+def test_C4_Q9_dups_ok_follows_a_limit_that_is_lowered_while_it_holds_messages(
+    bench: Bench, held: int, limit: int, calls_back: bool
+) -> None:
+    consumer, got = bench.consumer(backlog=5, dups_ok_count=5, **DUPS), []
+    if calls_back:
+        consumer.on_message(got.append)
+    for n in range(20):
+        if n == held:
+            bench.define(max_per_subscription_backlog=limit)
+        bench.send({"n": n})
+        if not calls_back:
+            got.append(consumer.receive(0))
+    assert [message.delivery_count for message in got] == [1] * 20
+    assert bench.seen()["depth"] < max(limit, held)
+    bench.define(max_per_subscription_backlog=1000)
+    assert consumer._rule.n == 5
+
+
 @pytest.mark.parametrize("mode", ["client", "individual", "auto", "dups_ok", "pre_ack", "no_ack"])
 def test_B3_with_a_backlog_of_0_nothing_is_delivered_until_it_is_raised(
     bench: Bench, mode: str

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
-from concurrent.futures import ALL_COMPLETED, TimeoutError, wait
+from concurrent.futures import ALL_COMPLETED, TimeoutError, as_completed, wait
 from types import SimpleNamespace
 
 import pytest
-from lakequeue import Rejected
+from client.threaded import Held, Threaded, wait_for
+from lakequeue import LakequeueError, NotConnected, Rejected
 from lakequeue.client.producer.receipts import Pending, settle
 
 
 @pytest.fixture
-def condition():
-    return threading.Condition()
+def session():
+    return Threaded().connection
 
 
-def answer_later(condition, pending, number, error=None):
+def answer_later(session, pending, number, error=None):
     def answer():
         settle(pending, number, error)
-        with condition:
-            condition.notify_all()
+        session.wake()
 
     threading.Timer(0.05, answer).start()
 
 
-def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(condition):
-    pending, unstored, refused = (Pending(condition, "orders", (), n) for n in (7, 0, 1))
+def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(session):
+    pending, unstored, refused = (Pending(session, "orders", (), n) for n in (7, 0, 1))
     assert (pending.done(), pending.running()) == (False, True)
     assert (pending.cancel(), pending.cancelled()) == (False, False)
     settle(pending, 42)
@@ -42,10 +44,10 @@ def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(co
 
 
 @pytest.mark.parametrize("known_as", ["_done_callbacks", "_waiters"])
-def test_who_asks_while_it_is_answered_is_told(condition, known_as):
+def test_who_asks_while_it_is_answered_is_told(session, known_as):
     """Python's own code looks at the state and adds itself, both under the condition."""
-    pending, told = Pending(condition, "orders", None, 1), []
-    with condition:
+    pending, told = Pending(session, "orders", None, 1), []
+    with session.changed:
         assert not pending.done()
         answering = threading.Thread(target=settle, args=(pending, 42))
         answering.start()
@@ -56,17 +58,17 @@ def test_who_asks_while_it_is_answered_is_told(condition, known_as):
     assert told == [pending]
 
 
-def test_it_waits_through_other_messages_answers(condition):
-    first, second = Pending(condition, "orders", None, 1), Pending(condition, "orders", None, 2)
-    answer_later(condition, first, 1)
+def test_it_waits_through_other_messages_answers(session):
+    first, second = Pending(session, "orders", None, 1), Pending(session, "orders", None, 2)
+    answer_later(session, first, 1)
     with pytest.raises(TimeoutError):
         second.result(0.2)  # woken after 0.05 s, for the first
-    answer_later(condition, second, 2)
+    answer_later(session, second, 2)
     assert second.result(5).message_id == "2"
 
 
-def test_callbacks_run_once_and_the_first_answer_counts(condition):
-    pending, seen = Pending(condition, "orders", None, 1), []
+def test_callbacks_run_once_and_the_first_answer_counts(session):
+    pending, seen = Pending(session, "orders", None, 1), []
     pending.add_done_callback(lambda f: seen.append(("early", f.result().message_id)))
     settle(pending, 5)
     settle(pending, 6)
@@ -74,20 +76,149 @@ def test_callbacks_run_once_and_the_first_answer_counts(condition):
     assert seen == [("early", "5"), ("late", "5")]
 
 
-def test_concurrent_futures_can_wait_for_many(condition):
-    several = [Pending(condition, "orders", None, i) for i in range(1, 4)]
+def test_concurrent_futures_can_wait_for_many(session):
+    several = [Pending(session, "orders", None, i) for i in range(1, 4)]
     settle(several[0], 1)
-    answer_later(condition, several[1], 2)
-    answer_later(condition, several[2], 0, Rejected("queue_quota", "q"))
+    answer_later(session, several[1], 2)
+    answer_later(session, several[2], 0, Rejected("queue_quota", "q"))
     done, missing = wait(several, timeout=5, return_when=ALL_COMPLETED)
     assert done == set(several)
     assert not missing
 
 
-def test_asyncio_can_wait_for_it(condition):
+def test_asyncio_can_wait_for_it(session):
     async def run():
-        pending = Pending(condition, "orders", None, 1)
-        answer_later(condition, pending, 9)
+        pending = Pending(session, "orders", None, 1)
+        answer_later(session, pending, 9)
         return await asyncio.wrap_future(pending)
 
     assert asyncio.run(run()).message_id == "9"
+
+
+# ---------------------------------------------------------------- waiting where answers are read
+
+
+@pytest.fixture
+def held():
+    """What the engine says waits until `wire.let_go` is set."""
+    bench = Threaded(Held)
+    bench.wire.let_go.clear()
+    return bench
+
+
+WAITS = {
+    "result": lambda bench, other: other.result(),
+    "exception": lambda bench, other: other.exception(),
+    "flush": lambda bench, other: bench.producer.flush(),
+    "send": lambda bench, other: bench.send(),
+    "browse": lambda bench, other: bench.admin.browse("orders"),
+}
+
+
+@pytest.mark.parametrize("call", WAITS.values(), ids=WAITS)
+def test_a_callback_may_wait_for_the_engine(held, call):
+    outcome = []
+    held.producer.send_async("orders", "{}").add_done_callback(
+        lambda _: outcome.append(call(held, held.producer.send_async("orders", "{}")))
+    )
+    held.wire.let_go.set()
+    wait_for(lambda: outcome, 5)
+
+
+def test_C3_while_a_callback_waits_the_session_lives_on(held):
+    """Its heartbeats go on, acknowledgements and repeated messages, too."""
+    held.wire.let_go.set()
+    held.consumer()
+    held.wire.let_go.clear()
+    held.connection.heartbeat_within(0.15)
+    beats, outcome = len(held.wire.said("heartbeat")), []
+    other = Pending(held.connection, "orders", None)
+    held.producer.send_async("orders", "{}").add_done_callback(
+        lambda _: outcome.append(other.exception())
+    )
+    held.wire.let_go.set()
+    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3, 5)
+    assert not outcome
+    settle(other, 1)
+    wait_for(lambda: outcome == [None], 5)
+
+
+def test_callbacks_that_wait_run_one_after_the_other(held):
+    """Nested in each other, some hundred would exceed Python's recursion limit."""
+    running, most, done = [], [], []
+
+    def send_another(future):
+        running.append(future)
+        most.append(len(running))
+        done.append(held.send())
+        running.remove(future)
+
+    held.producer = held.connection.producer(window=500)
+    for _ in range(400):
+        sent = held.producer.send_async("orders", "{}", ack_immediately=True)
+        sent.add_done_callback(send_another)
+    held.wire.let_go.set()
+    wait_for(lambda: len(done) == 400)
+    assert max(most) == 1
+
+
+@pytest.mark.parametrize(
+    "call", [lambda f: wait([f]), lambda f: next(as_completed([f]))], ids=["wait", "as_completed"]
+)
+def test_pythons_own_waiting_is_refused_where_answers_are_read(held, call):
+    told = []
+
+    def fail(_):
+        try:
+            call(held.producer.send_async("orders", "{}"))
+        except LakequeueError as error:
+            told.append(str(error))
+
+    held.producer.send_async("orders", "{}").add_done_callback(fail)
+    held.wire.let_go.set()
+    wait_for(lambda: told, 5)
+    assert told[0].startswith("concurrent.futures cannot wait in a message's callback")
+
+
+IN_A_CHILD = {
+    "result": lambda producer, sent: sent.result(),
+    "exception": lambda producer, sent: sent.exception(),
+    "wait": lambda producer, sent: wait([sent]),
+    "flush": lambda producer, sent: producer.flush(),
+    "unacknowledged": lambda producer, sent: producer.unacknowledged(),
+    "receipt_of": lambda producer, sent: producer.receipt_of(sent),
+}
+
+
+@pytest.mark.parametrize("call", IN_A_CHILD.values(), ids=IN_A_CHILD)
+def test_a_forked_child_waits_for_no_answer(held, call):
+    """Another thread had the locks as the process forked, and does not exist in the child."""
+    sent = held.producer.send_async("orders", "{}")
+    has_locks, may_end = threading.Event(), threading.Event()
+
+    def hold():
+        with held.producer._lock, held.connection.changed:
+            has_locks.set()
+            may_end.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert has_locks.wait(10)
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            call(held.producer, sent)
+        except NotConnected as error:
+            os.write(write, str(error).encode())
+        os._exit(0)
+    may_end.set()
+    holder.join()
+    try:
+        wait_for(lambda: os.waitpid(child, os.WNOHANG)[0], 10)
+    except AssertionError:
+        os.kill(child, signal.SIGKILL)
+        raise
+    expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
+    assert os.read(read, 10_000).decode() == expected
+    held.wire.let_go.set()
+    assert sent.result(5).message_id

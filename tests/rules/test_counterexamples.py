@@ -260,6 +260,17 @@ def test_S7_each_consumer_of_a_deleted_queue_is_informed() -> None:
     ]  # fmt: skip
 
 
+def test_B2_consumers_are_told_what_a_new_definition_leaves_of_their_backlogs() -> None:
+    steps = Steps()
+    steps.run([define(**WIDE), subscribe("a", 5), subscribe("b", 2)])
+    told = replies(steps.run([define(**WIDE | {"max_per_subscription_backlog": 3})]))
+    told += replies(steps.run([define(**WIDE | {"max_delivered_unacked_per_flow": 1})]))
+    assert [(r.request, r.kind, r.result) for r in told] == [
+        ("a", "Backlog", {"backlog": 3}),
+        ("a", "Backlog", {"backlog": 1}), ("b", "Backlog", {"backlog": 1}),
+    ]  # fmt: skip
+
+
 def test_S7_deleted_queues_leave_nothing_in_a_session() -> None:
     steps = Steps(limits=Limits(subscriptions=2))
     for n in range(4):
