@@ -1,7 +1,7 @@
-# What a developer types. `make help` lists it; the commands are those of the README.
+# The developers' commands. `make help` lists them.
 #
-# Stamps inside .venv say what has been done: the second `make setup` does nothing, a change of
-# pyproject.toml installs again, a change of conf/jars.xml fetches the new jars.
+# Stamp files inside .venv record what was done. So a second `make setup` does nothing, a change of
+# pyproject.toml installs again, and a change of conf/jars.xml fetches the new jars.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -11,8 +11,8 @@ DIST := dist
 SHIPPED := demo monitor sql
 ROOMS := bench cli client conf dataframes definitions earlier examples expressions lake memory mesh monitor protocol replica sinks sources state streaming tasks
 
-# Hundreds of processes read the same modules: where the environment forbids to keep what was compiled,
-# each would compile them anew. `make clean` removes it.
+# Write compiled modules to disk even if the environment forbids it: the tests start hundreds of
+# processes, and each would compile all modules again. `make clean` removes the compiled files.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
@@ -24,7 +24,8 @@ help: ## this list
 
 setup: $(INSTALLED) $(FETCHED) ## the environment in .venv, with everything, and the jars
 
-# Asked before the long part: a sentence now is better than a stack trace in five minutes.
+# Check Python and Java before the long installation: an error now is better than a stack trace in five
+# minutes.
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "Python 3.11 or newer is needed: install it, or run make PYTHON=/path/to/python3." >&2; \
@@ -42,26 +43,27 @@ $(FETCHED): conf/jars.xml $(INSTALLED)
 	@$(BIN)/python -m lakequeue.streaming.jars
 	@touch $@
 
-# Debian's, where one may install it; else the tests that need it say which package is missing.
-tools: ## what some tests drive: Chromium for the page, Prometheus for the alert rules
+# As root, install the Debian packages. Otherwise the tests that need one name the missing package.
+tools: ## Chromium and Prometheus, which tests of the page and of the alert rules use
 	@command -v chromium >/dev/null && command -v promtool >/dev/null || \
 		{ [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; } || \
 		{ apt-get update && apt-get install -y --no-install-recommends \
 			chromium fonts-dejavu-core prometheus; } >/dev/null
 
-demo: setup ## real flights through real queues, then the accounts
+demo: setup ## send real flights through queues, kill a worker, account for every message
 	@$(BIN)/lakequeue demo
 
-# Two processes for what runs in memory. Then three rows beside each other, about as long: what shares
-# an engine; OWN, with engines of their own, and the documentation's commands; and what needs Kafka
-# alone, clients too, with LATE.
-# Each waits a third of its time, for a death, a batch or a timeout; only the pages take the ports that
-# the documentation names. WALKS wait for nothing and look at no clock: from the beginning they compute
-# on what all others leave of the cores. Each part runs whatever another one finds; what failed before
-# the last one is told once more at the end, and its closing line. LINT is a name of its own, as make
-# carries out a line with $(MAKE) in it even where it is only to print it (-n).
-# Java's classes are archived some minutes after the first engine's start, and from then on a start takes
-# 26 s of a core instead of 35: so what uses the archive comes late in each row.
+# The order of `make test`: lint, then the tests that run in memory, in two processes. Then three job
+# runs in parallel that take about equally long:
+# - ENGINES share one engine;
+# - OWN start their own engines, and run the commands of the documentation, which use the documented ports;
+# - KAFKA needs only a Kafka broker; LATE comes last in it.
+# Each job run spends a third of its time waiting for a crash, a batch or a timeout. WALKS never wait and
+# read no clock, so they run at the lowest priority from the beginning. Every part runs even if another
+# part fails; the end of the output repeats the failures of all parts.
+# A few minutes after the first engine starts, Java's classes are archived, and a start then takes 26 s of
+# CPU instead of 35 s. So the tests that profit come late in each run.
+# LINT is a variable because make runs a line that contains $(MAKE) even with -n.
 OWN := tests/job/test_chaos.py tests/job/test_standalone.py tests/docs/test_commands_run.py
 LATE := tests/job/test_away.py
 MARKED := $(sort $(shell grep -rl --include='test_*.py' 'mark\.job' tests))
@@ -76,7 +78,7 @@ LINT = $(MAKE) --no-print-directory lint
 PARTS := lint memory kafka own walks jobs
 beside = { $(2); echo $$? >.venv/$(1).status; } >.venv/$(1).log 2>&1; cat .venv/$(1).log
 part = { $(2); echo $$? >.venv/$(1).status; } 2>&1 | tee -i .venv/$(1).log
-test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" leaves those out)
+test: setup tools ## lint, then all tests, with real Kafka and Spark
 	@rm -f $(PARTS:%=.venv/%.status)
 	@($(call beside,walks,$(IDLY) $(MEMORY) $(WALKS))) & walks=$$!; \
 		trap 'for one in $$kafka $$own $$walks; do pkill -P $$one; kill $$one; done' INT TERM; \
@@ -90,7 +92,7 @@ test: setup tools ## lint, then all tests (real Kafka and Spark; -m "not job" le
 			sed -n '/ short test summary info /,$$p' $$part.log | grep . || tail -n 20 $$part.log; done; \
 		exit 1 ;; esac
 
-soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), of LAKEQUEUE_CHAOS_SEED; LAKEQUEUE_SIM_SEEDS simulated homes (10000), all planted bugs; long walks; 10000 tasks of Celery
+soak: setup ## long random tests: LAKEQUEUE_CHAOS_DEATHS (60) kills with LAKEQUEUE_CHAOS_SEED, LAKEQUEUE_SIM_SEEDS (10000) simulated homes, all planted bugs, long random walks, 10000 Celery tasks
 	@LAKEQUEUE_CHAOS_DEATHS="$${LAKEQUEUE_CHAOS_DEATHS:-60}" \
 		LAKEQUEUE_CHAOS_SEED="$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" \
 		$(BIN)/pytest -q -s tests/job/test_chaos.py
@@ -100,40 +102,40 @@ soak: setup ## what can die dies, at random: LAKEQUEUE_CHAOS_DEATHS times (60), 
 	@LAKEQUEUE_JOB_KILLS=10 LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
 	@PYTHONPATH=tests $(BIN)/python -m job.celery_day
 
-sim: setup ## the simulated home of SEED (0); what fails is made small and told. COUNT: so many from there on
+sim: setup ## simulate the home of SEED (0), or COUNT seeds from there on; shortens and prints a failing run
 	@PYTHONPATH=tests $(BIN)/python -m sim $(or $(SEED),0) --soak $(or $(COUNT),0)
 
-# mypy takes a package's name from its folder: it reads the rooms through a link that is called
-# lakequeue, so that the checkout may have any name and anything beside it.
-lint: setup ## ruff, mypy, and which room may import which
+# mypy takes a package's name from its folder. It reads the packages through a link named lakequeue, so
+# the checkout may have any name.
+lint: setup ## ruff, mypy, and the import rules
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check -q .
 	@mkdir -p .venv/src && ln -sfn "$(CURDIR)" .venv/src/lakequeue
 	@MYPYPATH=.venv/src $(BIN)/mypy $(ROOMS:%=-p lakequeue.%)
 	@$(BIN)/lint-imports
 
-# Both need the network: the package index, and its list of known vulnerabilities.
-lock: setup ## requirements.lock anew: the newest packages that fit, with their hashes
+# lock needs the package index, audit the index's list of known vulnerabilities.
+lock: setup ## rewrite requirements.lock: the newest packages that fit, with their hashes
 	@$(BIN)/pip install --quiet pip-tools
 	@CUSTOM_COMPILE_COMMAND="make lock" $(BIN)/pip-compile --quiet --upgrade --generate-hashes --strip-extras --no-emit-index-url \
 		--no-emit-trusted-host --no-emit-find-links --allow-unsafe $(SHIPPED:%=--extra %) \
 		--output-file requirements.lock pyproject.toml
 
-# --strict: where the list does not answer, each package counts as unknown and not as harmless.
-audit: setup ## known vulnerabilities of the packages in requirements.lock
+# --strict: fail if the list does not answer, instead of counting every package as harmless.
+audit: setup ## look for known vulnerabilities of the packages in requirements.lock
 	@$(BIN)/pip install --quiet pip-audit
 	@$(BIN)/pip-audit --strict --requirement requirements.lock --require-hashes --disable-pip
 
-# build/ is removed on both sides: setuptools would put modules that are long gone into the wheel.
-wheel: $(INSTALLED) ## the package as one file in dist/, to install without this checkout
+# Remove build/ before and after: setuptools would put deleted modules from it into the wheel.
+wheel: $(INSTALLED) ## build the package as one file in dist/, to install without this checkout
 	@rm -rf build
 	@$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir $(DIST) .
 	@rm -rf build
 	@ls $(DIST)/lakequeue-*.whl
 
-bench: setup ## measure this machine, one benchmark after the other
+bench: setup ## measure this machine with each benchmark
 	@for name in core client depth latency throughput churn recovery burst idle-queues; do $(BIN)/lakequeue bench $$name || exit 1; done
 
-clean: ## remove .venv and everything that tools leave behind (the jar cache stays)
+clean: ## remove .venv and all files that tools left behind (the jar cache stays)
 	rm -rf .venv *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis \
 		.import_linter_cache spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
