@@ -1,28 +1,28 @@
 """Scenarios that only the engine in memory runs: the naive model and the job lack these steps.
 
-They stand in `scenarios/engine/` and may use, beside the steps of `Runner`:
+They are in `scenarios/engine/` and may use, beside the steps of `Runner`:
 
     send orders n=1 | bytes=10 header.k=v           a payload of so many bytes, no JSON; headers
-    plain flights one two                           records of a producer that is no client of ours
+    plain flights one two                           records of a plain Kafka producer
     recv a -> 1-4                                   a range, wherever numbers are expected
-    queue orders max_spool_usage=0 -> keeps only    ConfigError that says so; also `redefine`,
+    queue orders max_spool_usage=0 -> keeps only    ConfigError with this text; also `redefine`,
                                                     `topic`, `untopic`
     ack a ids 2-4,7                                 the text as it is
     is orders rejected.queue_quota=1                numbers within numbers
     topics orders -> a b                            its subscriptions, in order
-    journal orders expired=1 spooled=2              how often these events of the queue
-    shutdown orders ingress egress                  these doors; the others are open
+    journal orders expired=1 spooled=2              the counts of these events of the queue
+    shutdown orders ingress egress                  the shut directions; the others are open
     browse orders where="/n > 2" -> 3 4
-    purge orders 1-2 where="/n > 1" -> 2            how many
-    move orders others -> 2 queue_quota=1           how many, and why others stay
+    purge orders 1-2 where="/n > 1" -> 2            the count
+    move orders others -> 2 queue_quota=1           the count, and the reasons of those that stay
     edit orders 1 k=v old=null -> 1
     redrive dead where="/n > 3" -> 2
     headers orders 1 k=v                            exactly these; also `headers a 1`, as received
     blocked a -> max_delivered_unacked              why the consumer gets nothing; `blocked a ->`
     configure max_delivered_unacked=5               limits of the broker
     alerts queue -> spool_usage_high/250            all of this scope so far, each with its level
-    event moved queue=orders moved=2                of the newest event of this name
-    event moved -> 0                                how many there were
+    event moved queue=orders moved=2                fields of the newest event of this name
+    event moved -> 0                                the count of these events
 """
 
 import contextlib
@@ -70,7 +70,7 @@ class EngineRunner(Runner):
         headers = {name.removeprefix("header."): str(given.pop(name)) for name in names}
         payload = body if size is None else b"x" * size
         super().send(queue, payload, given | {"headers": headers or None}, refusal)
-        assert self.ids[-1:] in ([], [str(len(self.ids))], [None]), "a refusal took an id (S1)"
+        assert self.ids[-1:] in ([], [str(len(self.ids))], [None]), "a refusal used up an id (S1)"
 
     def do_ack(self, line: Line) -> None:
         _, name, *rest = line.words
@@ -179,7 +179,7 @@ class EngineRunner(Runner):
 
 @contextlib.contextmanager
 def refusing(line: Line) -> Iterator[None]:
-    """With `-> words`: a ConfigError with these words."""
+    """With `-> words`: expect a ConfigError with these words."""
     if line.expected is None:
         yield
         return
@@ -188,7 +188,7 @@ def refusing(line: Line) -> Iterator[None]:
 
 
 def ranged(line: Line) -> Line:
-    """With `2-4` as `2 3 4`."""
+    """Expand `2-4` to `2 3 4`."""
     numbers: list[str] = []
     for word in line.expected or []:
         match = re.fullmatch(r"(\d+)-(\d+)", word)

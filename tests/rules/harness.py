@@ -1,4 +1,4 @@
-"""What the tests of the rules share."""
+"""Common helpers of the tests of the rules."""
 
 import json
 from typing import Any
@@ -17,7 +17,7 @@ def start(**options: Any) -> Any:
 
 
 class Bench:
-    """A connection and the short ways that the tests use."""
+    """A connection, and the shortcuts that the tests use."""
 
     def __init__(self, **options: Any) -> None:
         self.connection = start(**options)
@@ -33,18 +33,18 @@ class Bench:
         return self.producer.send(queue, payload, **options).message_id
 
     def refused(self, body: Any = None, queue: str = "orders", **options: Any) -> str:
-        """Why a message is refused."""
+        """The reason for which a message is refused."""
         with pytest.raises(Rejected) as caught:
             self.send(body, queue, **options)
         return str(caught.value.reason)
 
     def plain(self, topic: str, *bodies: bytes, **more: Any) -> None:
-        """Records of a producer that is no client of ours."""
+        """Write records as a plain Kafka producer."""
         for one in bodies:
             self.connection.publish_raw(topic, one, **more)
 
     def instruct(self, command: c.Command) -> None:
-        """What only the engine may say."""
+        """Give instructions that only the engine may give."""
         self.engine.instruct("default", c.encode_command(command))
 
     def consumer(self, queue: str = "orders", backlog: int = 100, **options: Any) -> Any:

@@ -1,5 +1,5 @@
-"""A home of three brokers in memory, a connection to each, and a network that loses what a test
-wants to be lost."""
+"""A home of three brokers in memory, a connection to each, and a network that drops the messages a
+test chooses."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ BROKERS = ("a", "b", "c")
 
 
 def shared(name: str = "orders", *topics: str, **keys: Any) -> dict[str, Any]:
-    """A queue that all brokers host."""
+    """Define a queue that all brokers host."""
     one = {"name": name, "message_type": "json", "max_per_subscription_backlog": 100}
     return one | ({"subscriptions": list(topics)} if topics else {}) | keys
 
 
 def local(name: str, broker: str | None = None, *topics: str, **keys: Any) -> dict[str, Any]:
-    """A queue of one broker; without a name, the home chooses it."""
+    """Define a queue of one broker; without a name, the home chooses the broker."""
     at = {} if broker is None else {"broker": broker}
     return shared(name, *topics, type="LocalQueue", **at, **keys)
 
@@ -43,13 +43,13 @@ def ids(messages: list[Any]) -> list[str]:
 
 
 def numbers(messages: list[Any]) -> list[int]:
-    """What `n` is in each payload, or the payload where it is a number itself."""
+    """The field `n` of each payload, or the payload if it is a number itself."""
     found = [json.loads(m.payload) for m in messages]
     return [one["n"] if isinstance(one, dict) else one for one in found]
 
 
 def take(consumer: Any) -> list[Any]:
-    """All that comes, each acknowledged before the next one."""
+    """All messages that arrive, each acknowledged before the next one."""
     found = []
     while (message := consumer.receive(timeout=0)) is not None:
         message.ack()
@@ -58,7 +58,8 @@ def take(consumer: Any) -> list[Any]:
 
 
 class Mesh:
-    """Brokers and a connection to each. queues: of the configuration; fate: who dies when."""
+    """Brokers and a connection to each. queues: of the configuration; fate: which broker dies
+    when."""
 
     ENGINE: type[MortalEngine] = MortalEngine
 
@@ -85,7 +86,7 @@ class Mesh:
         return self.producer(broker).send(to, payload, **options).message_id
 
     def plain(self, to: str, body: bytes = b"{}", partition: int = 0) -> None:
-        """What a producer writes that does not count."""
+        """Write records as a plain Kafka producer."""
         meta = b'{"to":"%s"}' % to.encode()
         self.engine.publish("default.publish", body, None, [(HEADER, meta)], partition=partition)
 
@@ -96,7 +97,7 @@ class Mesh:
         return self.at[broker].consumer(queue, max_backlog=backlog, **options)
 
     def take(self, queue: str, broker: str = "c", rounds: int = 1, wait: str = "1s") -> list[Any]:
-        """All that a consumer gets in so many rounds, acknowledged."""
+        """All messages that a consumer gets in so many rounds, acknowledged."""
         found = []
         with self.consumer(broker, queue=queue) as consumer:
             for n in range(rounds):
@@ -106,7 +107,7 @@ class Mesh:
         return found
 
     def tell(self, command: c.Command, broker: str = "a") -> list[Any]:
-        """Give a command and do not wait; the answers, as they come."""
+        """Give a command without waiting. Returns the list that its answers are added to."""
         answers: list[Any] = []
         self.at[broker].ask(command, answers.append)
         return answers
@@ -115,11 +116,11 @@ class Mesh:
         return self.tell(c.MoveQueue(queue=queue, broker=broker), by)
 
     def change(self, name: str, **keys: Any) -> list[Any]:
-        """Define a queue again, with these keys changed."""
+        """Redefine a queue with these keys changed."""
         return self.tell(c.Define(definition={"name": name, **keys}, replace=False))
 
     def go_on(self) -> None:
-        """Each broker writes to each (into `NEAR`), which shows what was lost."""
+        """Each broker writes to each (into `NEAR`), which reveals lost messages."""
         for sender in self.brokers:
             for to in self.brokers:
                 self.send(sender, f"t/{to}")
@@ -132,7 +133,7 @@ class Mesh:
         return self.admin.describe(queue)
 
     def seen(self, broker: str, queue: str = "orders") -> dict[str, Any]:
-        """What one broker says of a queue."""
+        """One broker's own description of a queue."""
         return self.whole(queue)["brokers"][broker]
 
     def depths(self, queue: str = "orders") -> list[int]:
@@ -145,7 +146,7 @@ class Mesh:
         return [m.payload for m in self.admin.browse(queue, limit=1_000)]
 
     def where(self) -> dict[str, str]:
-        """The brokers of each queue, in one word."""
+        """The brokers of each queue, as one word."""
         return {q["name"]: q["broker"] or "".join(q["brokers"]) for q in self.admin.queues()}
 
     def written(self) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class Mesh:
             assert not any(known), f"{broker}: {known}"
 
 
-# ---------------------------------------------------------------- what brokers say to each other
+# ---------------------------------------------------------------- the network between brokers
 
 LOST, UNREADABLE, LATE = "lost", "unreadable", "late"
 
@@ -198,8 +199,8 @@ class Word(NamedTuple):
 
 
 class Network:
-    """What brokers say. fault: what becomes of a word that is not heard as it is: one of the three
-    above, or what is heard instead; left: what `lose` is yet to do."""
+    """The messages between brokers. fault: what happens to a message instead of its arrival: one of
+    the three above, or another record; left: the losses still to come."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[Word] = []
@@ -225,8 +226,8 @@ class Network:
     def lose(
         self, kind: str = "", sender: str = "", to: str = "", times: int = 1, faults: Any = (),
     ) -> None:  # fmt: skip
-        """Lose the next words of this kind between these two. faults: what becomes of them, one by
-        one, instead."""
+        """Drop the next messages of this kind between these two brokers. faults: what happens to
+        them instead, one by one."""
         self.left = list(faults) or [LOST] * times
 
         def fault(word: Word) -> Any:
@@ -237,14 +238,14 @@ class Network:
         self.fault = fault
 
     def heal(self) -> None:
-        """From now on all is heard, and first what was late."""
+        """From now on everything arrives, delayed messages first."""
         self.left, self.fault = [], lambda word: None
         late, self.late = self.late, []
         for broker, record in late:
             self._heard(broker, record)
 
     def let(self, mesh: Mesh, to: str, sender: str) -> None:
-        """What one broker has said to another, and was late, is heard."""
+        """Let the delayed messages of one broker to another arrive."""
         late, self.late = self.late, []
         for broker, record in late:
             between = broker.home.name, mesh_messages.decode(record.value).name
@@ -259,7 +260,7 @@ class Network:
 
 
 def unreadable(record: WireRecord) -> WireRecord:
-    """A record whose body nobody can read."""
+    """A record with an invalid body."""
     broken = msgspec.structs.replace(mesh_messages.decode(record.value), body=msgspec.Raw(b"\x01"))
     return msgspec.structs.replace(record, value=msgspec.msgpack.encode(broken))
 

@@ -1,9 +1,9 @@
 """Engines in memory whose brokers die, as the job's do.
 
-What a broker decides is its log of inputs; a snapshot of its state is older. After a death it is
-the snapshot again, the logged steps are taken once more with the same inputs and the same time, and
-the outputs of the last two are said again, the same bytes: nobody knows whether they had been said.
-A step that was not logged has not been: its inputs come again.
+A broker's decisions are its log of inputs; the snapshot of its state is older. After a death the
+broker restarts from the snapshot and replays the logged steps with the same inputs and times. It
+repeats the outputs of the last two steps, byte for byte, because it cannot know whether they were
+written. A step that was not logged did not happen: its inputs come again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lakequeue.protocol import wire
 from lakequeue.protocol.outputs import Alert, Deadline, Journal, Output
 from lakequeue.state import Batch, DictStore
 
-NOT_REPEATED = (Alert, Deadline, Journal)  # by who reads the journal, rows are known by their step
+NOT_REPEATED = (Alert, Deadline, Journal)  # readers of the journal recognise rows by their step
 
 
 class Fate:
-    """Who dies when: drawn from one seed. deaths: so far."""
+    """When which broker dies: drawn from one seed. deaths: so far."""
 
     def __init__(self, seed: int, death: float = 0.1, snapshot: float = 0.2) -> None:
         self.random = random.Random(seed)
@@ -37,20 +37,20 @@ class Fate:
 
 
 class Reachable:
-    """Before a broker: others may be cut off from it."""
+    """A broker's input; other brokers may be cut off from it."""
 
     is_cut = False
     _unheard: list[wire.WireRecord]
 
     def tell(self, record: wire.WireRecord) -> None:
-        """See `MemoryBroker.tell`; while it is cut off nothing comes through."""
+        """See `MemoryBroker.tell`; while the broker is cut off, messages wait."""
         if self.is_cut:
             self._unheard.append(record)
         else:
             super().tell(record)  # type: ignore[misc]
 
     def mend(self) -> None:
-        """It is reached again; what was said meanwhile comes now."""
+        """Reconnect; the waiting messages arrive now."""
         self.is_cut = False
         for record in self._unheard:
             super().tell(record)  # type: ignore[misc]
@@ -58,8 +58,8 @@ class Reachable:
 
 
 class MortalBroker(Reachable, MemoryBroker):
-    """A broker with a snapshot and a log. fate: None: nobody dies. A mark is made where a
-    snapshot is taken, and only there: what it writes decides what later steps do."""
+    """A broker with a snapshot and a log. fate: None: it never dies. A mark is made only where a
+    snapshot is taken, because a mark's writes influence later steps."""
 
     fate: Fate | None = None
 
@@ -80,7 +80,7 @@ class MortalBroker(Reachable, MemoryBroker):
         said += outputs
         self._log.append((taken, now, outputs))
         self._last = [*self._last, outputs][-2:]
-        if fate is not None and fate.strikes():  # when it was logged
+        if fate is not None and fate.strikes():  # after it was logged
             said += self.recover()
         if fate is not None and fate.random.random() < fate.snapshot:
             self._mark()
@@ -88,7 +88,7 @@ class MortalBroker(Reachable, MemoryBroker):
         return said
 
     def recover(self) -> list[Output]:
-        """Be what the log says; gives what is said again."""
+        """Restart from snapshot and log. Returns the repeated outputs."""
         unheard = self._received, self._heard
         self.store = DictStore(dict(self._snapshot))
         for batch, now, said in self._log:
@@ -104,16 +104,16 @@ class MortalEngine(MemoryEngine):
     BROKER = MortalBroker
 
     def fated(self, fate: Fate | None) -> None:
-        """From now on brokers die as fate wills."""
+        """From now on brokers die by this fate."""
         for broker in self.brokers:
             broker.fate = fate  # type: ignore[attr-defined]
 
     def cut(self, name: str) -> None:
-        """A broker does not hear others until `mend`."""
+        """A broker receives nothing from others until `mend`."""
         self.broker(name).is_cut = True  # type: ignore[attr-defined]
 
     def mend(self, name: str) -> None:
-        """It hears again, also what was said meanwhile."""
+        """It receives again, also the messages sent meanwhile."""
         self.broker(name).mend()  # type: ignore[attr-defined]
         self.advance("0s")
 

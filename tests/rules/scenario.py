@@ -56,7 +56,7 @@ DURATION_KEYS = {
 
 @dataclass(frozen=True)
 class Line:
-    """One step, with the place where it is written."""
+    """One step, with its file and line."""
 
     place: str
     words: list[str]
@@ -71,7 +71,7 @@ class Scenario:
 
     @property
     def waits_s(self) -> float:
-        """How long the clock is advanced over all."""
+        """The sum of the scenario's waits."""
         return sum(seconds(line.words[1]) for line in self.lines if line.words[0] == "advance")
 
     @property
@@ -114,12 +114,12 @@ def parse(text: str, file: str = "text") -> Iterator[Scenario]:
 
 @dataclass
 class Clock:
-    """How time passes: `advance` moves a memory clock; otherwise it is waited for.
+    """How time passes: `advance` moves a memory clock; otherwise the scenario waits.
 
     patience_s: how long an expectation may take to come true (0: it is true now or never).
-    quiet_s: how long nothing more may arrive where a scenario says that nothing does.
-    stretch: every duration of a scenario, times this. A real batch takes 0.3 to 2 s, so where a
-    lease of 1 s is given, `recv` could come too late for what the scenario wants to show.
+    quiet_s: how long the scenario waits to see that nothing more arrives.
+    stretch: factor for every duration of a scenario. A real batch takes 0.3 to 2 s, so with a
+    lease of 1 s `recv` could come too late for what the scenario wants to show.
     """
 
     moves: bool = True
@@ -134,18 +134,18 @@ class Clock:
             time.sleep(seconds(duration) * self.stretch)
 
     def duration(self, text: str) -> str:
-        """A duration of the scenario as this clock counts it."""
+        """A duration of the scenario, in this clock's time."""
         return text if self.stretch == 1 else f"{seconds(text) * self.stretch:g}s"
 
     def durations(self, keys: dict[str, Any]) -> dict[str, Any]:
-        """Options, with those that are durations as this clock counts them."""
+        """Options, with durations in this clock's time."""
         return {
             k: self.duration(v) if k in DURATION_KEYS and isinstance(v, str) else v
             for k, v in keys.items()
         }
 
     def until(self, check: Callable[[], None]) -> None:
-        """Calls `check` until it no longer raises AssertionError, as long as patience lasts."""
+        """Call `check` until it no longer raises AssertionError, as long as patience lasts."""
         deadline = time.monotonic() + self.patience_s
         while True:
             try:
@@ -160,7 +160,7 @@ class Clock:
 class Runner:
     """One run of one scenario on one connection.
 
-    rename: the name that a queue of the scenario has on this engine.
+    rename: maps a queue's name in the scenario to its name on this engine.
     between: called after each line; the suite restarts the engine there.
     """
 
@@ -179,7 +179,7 @@ class Runner:
         self.ids: list[str] = []
 
     def check(self, scenario: Scenario) -> None:
-        """Carry out the lines; each says what must come of it."""
+        """Carry out the lines and check their expectations."""
         try:
             for line in scenario.lines:
                 try:
@@ -194,7 +194,7 @@ class Runner:
                 self.tidy()
 
     def tidy(self) -> None:
-        """A real engine outlives the scenario."""
+        """Clean up: a real engine outlives the scenario."""
         for consumer in self.consumers.values():
             with contextlib.suppress(Exception):
                 consumer.close()
@@ -320,7 +320,7 @@ class Runner:
         self.message(line).reject(**options(line.words[3:]))
 
     def do_renew(self, line: Line) -> None:
-        """`renew a 1 5s -> lost` where the lease is no longer held."""
+        """`renew a 1 5s -> lost` where the consumer no longer has the lease."""
         found = None
         try:
             self.message(line).renew(*map(self.clock.duration, line.words[3:]))
@@ -341,7 +341,7 @@ class Runner:
         return self.received[line.words[1], int(line.words[2])]
 
     def id_of(self, number: str) -> str:
-        """The id of a message of this scenario; `next` is the one that will be given next."""
+        """The id of a message of this scenario; `next` is the next id to be assigned."""
         if number == "next":
             return str(int(self.ids[-1]) + 1) if self.ids else "1"
         return self.ids[int(number) - 1]
@@ -356,7 +356,7 @@ class Runner:
         if engine is not None:
             engine.restart()
 
-    # Looking
+    # Inspection
 
     def do_is(self, line: Line) -> None:
         expected = options(line.words[2:])
@@ -404,7 +404,7 @@ class Runner:
         self.clock.until(check)
 
     def do_redrive(self, line: Line) -> None:
-        """`redrive dmq -> 2 queue_quota=1`: how many moved, and why how many stayed."""
+        """`redrive dmq -> 2 queue_quota=1`: the count, and the reasons of those that stay."""
         _, queue, *numbers = line.words
         ids = [self.id_of(number) for number in numbers] or None
         done = self.admin.redrive(self.rename(queue), ids=ids)
@@ -413,7 +413,7 @@ class Runner:
 
 
 def field_of(thing: Any, name: str) -> Any:
-    """What is shown may be a mapping or an object."""
+    """A field of a mapping or an object."""
     return thing[name] if isinstance(thing, dict) else getattr(thing, name)
 
 
@@ -422,7 +422,7 @@ def text(value: Any) -> str:
 
 
 def value_of(word: str) -> Any:
-    """A number where it is one, else the text."""
+    """A number where possible, else the text."""
     try:
         return int(word)
     except ValueError:
@@ -438,7 +438,7 @@ def options(words: list[str]) -> dict[str, Any]:
 
 
 def bodies(words: list[str]) -> Iterator[dict[str, Any]]:
-    """The payloads that `n=1..3 kind=x` stands for."""
+    """The payloads that `n=1..3 kind=x` describes."""
     body = options(words)
     for key, value in body.items():
         match = re.fullmatch(r"(\d+)\.\.(\d+)", value) if isinstance(value, str) else None

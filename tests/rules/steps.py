@@ -1,6 +1,6 @@
-"""Batches for the step itself: what the job hands over, without a client.
+"""Batches for the step itself, as the job passes them, without a client.
 
-Records are encoded as for Kafka. One batch may hold many commands and publishes; `run` goes on
+Records are encoded as for Kafka. One batch may have many commands and publishes; `run` continues
 until the engine wants no further step at this time.
 """
 
@@ -22,7 +22,7 @@ WIDE = {"max_per_subscription_backlog": 100_000}
 
 
 class Steps:
-    """An engine's state and what comes in. watch: is told what each step said."""
+    """An engine's state and its inputs. watch: called with each step's outputs."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Steps:
     def run(
         self, commands: list[c.Command | bytes] = (), publishes: list[tuple[Any, ...]] = ()
     ) -> list[Any]:
-        """Hand over one batch; what the engine said, in it and in the steps that follow from it.
+        """Pass one batch. Returns the outputs of its step and the following ones.
 
         publishes: (to, payload[, keys of the header `lq`]).
         """
         return [one for said in self.each(commands, publishes) for one in said]
 
     def each(self, commands: Any = (), publishes: Any = ()) -> Iterator[list[Any]]:
-        """As `run`, step by step."""
+        """Like `run`, step by step."""
         batch = Batch(self.command_records(commands), self.publish_records(publishes))
         for _ in range(STEPS_MAX):
             said = self.step(batch)
@@ -69,7 +69,7 @@ class Steps:
         return answer.result
 
     def error(self, command: c.Command) -> str:
-        """Why a command is refused."""
+        """The reason why a command is refused."""
         (answer,) = replies(self.run([asking(command)]))
         assert answer.error is not None
         return answer.error
@@ -78,22 +78,22 @@ class Steps:
         return [e for e in self.ask(c.Events()) if event in ("", e["event"])]
 
     def step(self, batch: Batch) -> list[Any]:
-        """One step; what the engine said in it."""
+        """One step and its outputs."""
         said = self.step_alone(batch)
         if self.checked:
             self.check()
         return said
 
     def step_alone(self, batch: Batch) -> list[Any]:
-        """One step, and nothing is looked at behind it."""
+        """One step, without a check of the state afterwards."""
         return step(self.broker, batch, self.now)
 
     def check(self) -> None:
-        """What must hold behind a step."""
+        """The invariants after a step."""
         check(self.broker)
 
     def restart(self) -> None:
-        """The state is written to bytes and loaded again."""
+        """Write the state to bytes and load it again."""
         self.broker = Broker.load(DictStore(self.marked()), self.home, self.limits)
 
     def marked(self) -> dict[str, bytes]:
@@ -107,7 +107,7 @@ class Steps:
         return self.run()
 
     def command_records(self, commands: Any) -> Records:
-        """Records of commands, each in the topic in which it may be said."""
+        """Records of commands, each in a topic that allows it."""
         records = Records()
         for command in commands:
             value = command if isinstance(command, bytes) else c.encode_command(command)
@@ -118,7 +118,7 @@ class Steps:
         return records
 
     def instructions(self, told: list[tuple[str, bytes]]) -> Records:
-        """What the engine says to a broker, each in a VPN."""
+        """The engine's instructions to a broker, one for each VPN."""
         records = Records()
         for vpn, value in told:
             self._add(records, "broker-0.instructions", value, vpn.encode())
@@ -153,7 +153,7 @@ def subscribe(subscription: str, backlog: int = 100, queue: str = "orders", **ke
 
 
 def delivered(outputs: list[Any], subscription: str = "") -> list[int]:
-    """The ids that went out, in order."""
+    """The delivered ids, in order."""
     return [
         i for d in of(Deliveries, outputs) if subscription in ("", d.subscription) for i in d.ids
     ]
@@ -164,7 +164,7 @@ def replies(outputs: list[Any]) -> list[Reply]:
 
 
 def refused(outputs: list[Any]) -> int:
-    """How many were answered with an error, or sent to the rejected."""
+    """The number of errors and rejected records."""
     wrong = [o for o in replies(outputs) if o.error is not None]
     return len(wrong) + sum(isinstance(o, RejectedRecord) for o in outputs)
 
@@ -176,7 +176,7 @@ def described(steps: Steps, queue: str = "orders") -> dict[str, Any]:
 
 
 def started(*commands: c.Command | bytes, **options: Any) -> Steps:
-    """An engine that has carried out these."""
+    """An engine that has carried out these commands."""
     steps = Steps(**options)
     steps.run(list(commands))
     return steps
@@ -189,7 +189,7 @@ def asking(command: c.Command) -> Any:
 def delivery(
     ids: list[int], framing: str = "batch", topic: str = "default.deliveries", **columns: Any
 ) -> Deliveries:
-    """What goes to a consumer; columns: the others that it has by message."""
+    """A delivery to a consumer; columns: further ones by message."""
     n = len(ids)
     usual = {"payloads": [b"x"] * n, "keys": [None] * n, "headers": [None] * n, **columns}
     return Deliveries(

@@ -1,5 +1,5 @@
-"""C3, C4, L9: what a text table cannot say of acks. See also scenarios/expiry_and_spool.txt and
-leases.txt."""
+"""C3, C4, L9: tests of acks that need more than a text table. See also
+scenarios/expiry_and_spool.txt and leases.txt."""
 
 import time
 
@@ -16,7 +16,7 @@ def bind(bench: Bench, name: str) -> None:
 
 @pytest.mark.parametrize("sign", ["a heartbeat", "one more consumer"])
 def test_C3_a_shorter_timeout_counts_from_the_next_heartbeat(bench: Bench, sign: str) -> None:
-    """Not from when the session would have been lost before."""
+    """Not from the end of the earlier timeout."""
     bind(bench, "a")
     bench.send()
     assert bench.seen()["leased"] == 1
@@ -31,8 +31,8 @@ def test_C3_a_shorter_timeout_counts_from_the_next_heartbeat(bench: Bench, sign:
 
 @pytest.mark.parametrize("event", ["records_lost", "topic_made_anew", "kafka_went_back"])
 def test_C3_an_ack_that_kafka_lost_does_not_block_its_consumer(bench: Bench, event: str) -> None:
-    """The engine knows only that commands are lost. The next heartbeat tells its client that the
-    session is over."""
+    """The engine knows only that commands are lost. The next heartbeat's answer tells the client
+    that its session is over."""
     bind(bench, "a")
     sent = [bench.send() for _ in range(2)]
 
@@ -56,7 +56,7 @@ def test_C4_the_iterator_yields_the_available_messages(bench: Bench) -> None:
 
 
 def test_L9_an_early_ack_of_a_range_is_stored_as_one() -> None:
-    """Every other id goes to another queue, and what is left of the range would be cut and cut."""
+    """Every other id belongs to another queue, which would split the range again and again."""
     steps = started(define(), define("more"), subscribe("a"), limits=Limits(early_acks=3))
     steps.run([c.Ack(queue="orders", subscription="a", ids=f"1-{10**12}")])
     steps.run(publishes=[(name, b"{}") for name in ("orders", "more") * 20])
@@ -81,5 +81,5 @@ def test_L9_the_lookup_among_many_early_acks_is_fast() -> None:
     begun = time.process_time()
     for _ in range(3):
         steps.run(publishes=[("orders", b"{}")] * 1_500)
-    assert time.process_time() - begun < 3.0  # one after the other: 45 million looks
+    assert time.process_time() - begun < 3.0  # one by one: 45 million comparisons
     assert described(steps)["leased"] == 4_500

@@ -1,4 +1,4 @@
-"""R6: what an administrator writes wrongly. See also scenarios/engine/administration.txt."""
+"""R6: invalid commands of an administrator. See also scenarios/engine/administration.txt."""
 
 from __future__ import annotations
 

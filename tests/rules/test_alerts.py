@@ -1,4 +1,5 @@
-"""S9, S8, B4, S10: what a text table cannot say of alerts. See also scenarios/engine/limits.txt."""
+"""S9, S8, B4, S10: tests of alerts that need more than a text table. See also
+scenarios/engine/limits.txt."""
 
 import logging
 
@@ -16,7 +17,7 @@ KB = 1000
 
 
 def alerts(bench: Bench, scope: str) -> list[tuple[str, int]]:
-    """The alerts of a scope so far: what, and the level."""
+    """The alerts of a scope so far, with their levels."""
     return [(e["event"], e["level"]) for e in bench.admin.events() if e.get("scope") == scope]
 
 
@@ -26,7 +27,8 @@ def alerts(bench: Bench, scope: str) -> list[tuple[str, int]]:
 def test_S10_the_time_to_react_with_defaults_and_messages_of_1_KB(
     messages_per_s: int, minutes: float
 ) -> None:
-    """From the alert of the default queue to its default quota, by the engine's own functions."""
+    """From the alert of the default queue to its default quota, computed by the engine's own
+    functions."""
     queue = parse_definition({"name": "q", "message_type": "binary"})
     limit, high = queue.max_spool_usage, queue.spool_usage_high_percent
     marks: list[list[int]] = []

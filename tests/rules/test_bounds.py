@@ -1,4 +1,4 @@
-"""What bounds each loop: commands, payloads and clients of any size, and steps that stay small."""
+"""The bounds of each loop: with commands, payloads and clients of any size, steps stay small."""
 
 import json
 import time
@@ -32,7 +32,8 @@ def segments(outputs: list[Any]) -> list[Any]:
 
 
 def test_O3_X1_a_barrier_is_delivered_when_the_last_message_before_it_expires() -> None:
-    """A step's budget ended before it expired, so the search for a message finds it overdue."""
+    """The step's budget ended before that message expired, so the search for a message finds it
+    overdue."""
     steps = started(define(barrier_expression="/b = 1", **WIDE), limits=Limits(due_rows=1))
     brief = {"ttl_ms": 1_000}
     steps.run(publishes=[*[("orders", body(b=0), brief)] * 2, ("orders", body(b=1))])
@@ -41,7 +42,7 @@ def test_O3_X1_a_barrier_is_delivered_when_the_last_message_before_it_expires() 
 
 
 def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
-    """A step's budget ended before it expired, and everything before it has left."""
+    """The step's budget ended before the barrier expired, and everything before it has left."""
     steps = started(define(barrier_expression="/b = 1", **WIDE), limits=Limits(due_rows=1))
     brief = {"ttl_ms": 1_000}
     steps.run(publishes=[("orders", body(b=b), brief) for b in (0, 1)])
@@ -52,7 +53,7 @@ def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
 
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_X1_R6_an_overdue_message_is_not_moved(dry_run: bool) -> None:
-    """A step's budget ended before it expired."""
+    """The step's budget ended before it expired."""
     steps = started(define(**WIDE), define("others", **WIDE), limits=Limits(due_rows=1))
     steps.run(publishes=[("orders", body(n=n), {"ttl_ms": 1_000}) for n in range(4)])
     steps.now += 2_000
@@ -63,7 +64,7 @@ def test_X1_R6_an_overdue_message_is_not_moved(dry_run: bool) -> None:
 
 
 def test_X1_X6_an_overdue_message_is_not_redriven() -> None:
-    """A step's budget ended before it expired."""
+    """The step's budget ended before it expired."""
     dead = define("dead", expiration="1s", **WIDE)
     orders = define(dead_message_queue="dead", **WIDE)
     steps = started(dead, orders, subscribe("a", 10), limits=Limits(due_rows=1))
@@ -78,7 +79,7 @@ def test_X1_X6_an_overdue_message_is_not_redriven() -> None:
 
 
 def test_C2_repeated_deliveries_have_a_budget_and_keep_their_order() -> None:
-    """A client that says nothing has 200 messages under way: they do not all come in one step."""
+    """A silent client has 200 unconfirmed messages: they are not repeated in one step."""
     consumer = subscribe("a", 300, transport_acks=True)
     steps = started(define(**WIDE), consumer, limits=Limits(again_rows=30, again_bytes=1_000))
     for start in range(0, 200, 50):
@@ -101,7 +102,7 @@ def test_F5_filters_read_no_more_than_their_bytes() -> None:
     steps.run(publishes=[("orders", body(k=n % 2, x="x" * 2_000)) for n in range(40)])
     long = "/k = 1 AND '" + "x" * 500 + "' = '" + "x" * 500 + "'"
     got = [len(delivered(said)) for said in steps.each([subscribe("f", 100, filter=long)])]
-    assert (sum(got), max(got) <= 2) == (20, True)  # a look reads about 3,000 bytes
+    assert (sum(got), max(got) <= 2) == (20, True)  # a search reads about 3,000 bytes
     assert len(got) >= 40 * 3_000 / 5_000 / 2
 
 
@@ -166,7 +167,7 @@ def test_R6_a_browse_of_large_keys_is_answered_in_parts() -> None:
 def test_R6_a_message_of_any_size_can_be_browsed(
     payload: bytes, key: bytes, headers: bytes, cut: list[str]
 ) -> None:
-    """What does not fit into an answer is cut, and that is said."""
+    """A payload too large for an answer is cut, and flagged as cut."""
     large = define(message_type="binary", max_message_size="11MB")
     steps = started(large, checked=False)
     text = wire.headers_json([("h", headers)])
@@ -202,7 +203,7 @@ def test_L9_early_acks_beyond_the_limit_are_counted_and_reported_once() -> None:
     assert described(steps)["ack_ignored"] == 997
 
 
-TOO_MANY: dict[str, tuple[Limits, list[c.Command], str]] = {  # what is taken, and then not
+TOO_MANY: dict[str, tuple[Limits, list[c.Command], str]] = {  # taken, and then dropped
     "queue": (
         Limits(subscriptions=3),
         [*[subscribe(f"s{n}", session="me") for n in range(3)], subscribe("s0", session="me"),
@@ -252,7 +253,7 @@ def test_B2_an_ended_subscription_makes_room_for_another() -> None:
 
 def test_O3_O4_the_order_in_a_lane_holds_after_very_many_barriers() -> None:
     """Generations beyond 65,535 counted as one in the index of lanes: a later message of a higher
-    priority came before an earlier one that a barrier waits for, and the queue stood still."""
+    priority came before an earlier one that a barrier waits for, and the queue stopped."""
     steps = started(define(barrier_expression="/b = 1", partition_key="/k", **WIDE))
     steps.run(publishes=[("orders", body(k="z"))])
     queue = steps.broker.find("default", "orders")

@@ -1,5 +1,5 @@
-"""Definitions of bridges (H1, Q7): changes, deletion; what is wrong is a sentence and
-changes nothing."""
+"""Definitions of bridges (H1, Q7): changes and deletion; an invalid one is refused with a sentence
+and changes nothing."""
 
 from __future__ import annotations
 

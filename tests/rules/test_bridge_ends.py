@@ -1,5 +1,5 @@
-"""Which ends of bridges there are, as their brokers write it into the directory (H1): a worker that
-was replaced may write late, and what is late is not believed."""
+"""The ends of bridges, as their brokers write them into the directory (H1). A replaced worker may
+write late; late records are ignored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HERE = {"name": "out"}
 def read(
     ends: BridgeEnds, at: tuple[int, int], definition: Any, broker: str = "a", epoch: int = 7
 ) -> Any:
-    """Read what a broker writes."""
+    """Read the records of a broker."""
     (record,) = encode([BridgeEntry("v", "out", broker, 3, epoch, at, definition)])
     headers = headers_list(record.headers)
     return ends.read(7, record.topic, record.key, record.value, headers)
@@ -78,7 +78,7 @@ def test_h1_other_directory_records_are_no_ends() -> None:
 
 
 class Watched(Two):
-    """Remembers what is written about ends of bridges."""
+    """Remembers the records about ends of bridges."""
 
     def __init__(self) -> None:
         super().__init__(leaves=None)
@@ -96,7 +96,7 @@ class Watched(Two):
         homes.take = take  # type: ignore[method-assign]
 
     def begin(self, *known: WireRecord) -> None:
-        """Somebody else follows the ends from now on; known: what he has read."""
+        """A new follower of the ends; known: the records it has read."""
         west = self.engines["west"]
         west.homes = JoinedHomes(west, self.engines.get)  # type: ignore[arg-type]
         for record in known:
@@ -125,12 +125,12 @@ def test_h1_late_records_of_its_earlier_broker_do_not_disturb_a_bridge() -> None
 
 
 def test_h1_a_new_follower_learns_all_ends_when_the_engine_starts() -> None:
-    """Compaction may have kept a late record alone."""
+    """Compaction may have kept only a late record."""
     homes = Watched()
     homes.make(BRIDGE)
     homes.delete("out")
     homes.make(BRIDGE)
-    homes.begin(homes.written[1])  # that it is gone
+    homes.begin(homes.written[1])  # it is gone
     assert homes.engines["west"].homes.copiers("out") == []
     homes.engines["west"].instruct("default", c.encode_command(c.Begin(epoch=0)))
     homes.check_goes_on()
@@ -140,7 +140,7 @@ def test_h1_a_copier_learns_that_its_bridge_is_gone() -> None:
     homes = Watched()
     homes.make(BRIDGE)
     homes.delete("out")
-    homes.begin(homes.written[0])  # that it is there
+    homes.begin(homes.written[0])  # it exists
     assert len(homes.engines["west"].homes.copiers("out")) == 1
     homes.advance("1s")
     assert homes.engines["west"].homes.copiers("out") == []

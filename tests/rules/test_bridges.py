@@ -1,5 +1,5 @@
-"""Bridges (H1, X4), and a full endpoint at the far end, which holds back all or only its own
-messages; which one does is told once (H2, H3): the scenario of head-of-line blocking, step by
+"""Bridges (H1, X4), and a full endpoint at the far end, which blocks all messages or only its own;
+the blocking endpoint is reported once (H2, H3): the scenario of head-of-line blocking, step by
 step."""
 
 from __future__ import annotations
@@ -95,22 +95,22 @@ def full_queue(lanes: str, **keys: Any) -> Two:
 
 
 def publish_rounds(two: Two, rounds: int) -> None:
-    """A message to each topic and second."""
+    """One message a second to each topic."""
     for n in range(rounds):
         for topic in TOPICS.values():
-            two.send(topic, f"{topic}:{n}")  # its publisher is acknowledged by the first broker
+            two.send(topic, f"{topic}:{n}")  # the first broker acknowledges to its publisher
         two.advance("1s")
 
 
 def test_h2_a_full_endpoint_blocks_the_link_step_by_step() -> None:
     two = full_queue("none")
     publish_rounds(two, 10)
-    assert (two.depth("queue2"), two.depth("queue3")) == (0, 0)  # stuck behind queue1's
+    assert (two.depth("queue2"), two.depth("queue3")) == (0, 0)  # blocked behind queue1's
     (blocked,) = two.seen()["blocked"]
     assert (blocked["endpoint"], blocked["reason"]) == ("queue1", "queue_quota")
     assert blocked["waiting"] == two.seen()["waiting"] == 30
     assert blocked["for_s"] == 10
-    (told,) = two.events("west", "bridge_blocked")  # once, however often it was tried
+    (told,) = two.events("west", "bridge_blocked")  # once, whatever the number of attempts
     assert (told["queue"], told["bridge"], told["destination"]) == ("queue1", "out", "a/b/c")
     assert two.east.admin().describe("queue1")["counters"]["rejected"]["queue_quota"] > 3
     got: dict[str, list[str]] = {queue: [] for queue in TOPICS}
@@ -136,12 +136,14 @@ def test_h3_with_lanes_a_full_endpoint_blocks_only_its_own_messages() -> None:
     assert blocked["destinations"] == ["a/b/c"]
     two.bodies("queue1")
     two.advance("10s")
-    assert two.bodies("queue1") == [f"a/b/c:{n}" for n in range(4)]  # in order, as there is room
+    assert two.bodies("queue1") == [
+        f"a/b/c:{n}" for n in range(4)
+    ]  # in order, as room becomes free
 
 
 @LANES
 def test_h3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
-    """It counts from when nothing waits."""
+    """The new number counts once nothing waits."""
     other = {"none": "per-destination", "per-destination": "none"}[lanes]
     two = full_queue(lanes)
     two.send("a/b/c", "first")
@@ -159,7 +161,7 @@ def test_h3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
 def test_h5_an_ingress_shutdown_does_not_block_the_link(lanes: str) -> None:
     two = full_queue(lanes)
     publish_rounds(two, 3)
-    two.east.admin().shutdown("queue1", ingress=True)  # what is for it is discarded
+    two.east.admin().shutdown("queue1", ingress=True)  # its messages are discarded
     two.advance("6s")
     assert (two.depth("queue1"), two.depth("queue2"), two.depth("queue3")) == (4, 3, 3)
     assert two.seen()["waiting"] == 0
@@ -187,7 +189,7 @@ def test_h2_each_blocking_endpoint_is_reported_once() -> None:
     got: dict[str, list[str]] = {"q1": [], "q2": []}
     for queue in got:
         two.define(queue, f"a/{queue}/>", max_spool_messages=1)
-    for n in range(4):  # more lanes than are known by name
+    for n in range(4):  # more lanes than are listed by name
         for queue in got:
             two.send(f"a/{queue}/{n}", *range(3))
     two.advance("1m")

@@ -1,4 +1,5 @@
-"""Rules that were found broken: each is a counterexample that a user, a review or a tool found."""
+"""Rules that were once broken: each test is a counterexample found by a user, a review or a
+tool."""
 
 import contextlib
 import json
@@ -38,7 +39,8 @@ def body(**values: Any) -> bytes:
 def test_F5_a_returned_message_is_offered_to_every_filter(
     empty: Bench, priority: str | None
 ) -> None:
-    """A filter whose look-ahead held only what had come back moved past what nobody looked at."""
+    """A filter whose look-ahead held only returned messages moved past messages it had not
+    examined."""
     empty.define(**WIDE, **({"priority": priority} if priority else {}))
     d = empty.consumer(name="d", backlog=1, filter="/k = 'f'")
     g = empty.consumer(name="g", backlog=1, filter="/k = 'g'")
@@ -61,7 +63,7 @@ def test_F5_a_returned_message_is_offered_to_every_filter(
 
 
 def test_F5_a_match_deep_in_the_queue_is_found() -> None:
-    """More messages that do not match than a step looks at stand before the one that does."""
+    """The match has more non-matching messages before it than a step examines."""
     steps = Steps(limits=Limits(looks=50))
     steps.run([define(**WIDE), subscribe("f", filter="/k = 1"), subscribe("g", 1, filter="/k = 2")])
     for _ in range(5):
@@ -86,7 +88,7 @@ def test_F5_the_memory_of_a_filter_is_bounded() -> None:
     assert sizes[1] - sizes[0] < 4_000
 
 
-# ---------------------------------------------------------------- nothing from outside stops a step
+# ---------------------------------------------------------------- no input stops a step
 
 
 @pytest.mark.parametrize("command", ["cancel", "renew"])
@@ -117,7 +119,7 @@ def test_L11_an_extreme_delay_does_not_stop_the_engine(bench: Bench) -> None:
 
 
 def sizes(outputs: list[Any]) -> list[int]:
-    """Of what leaves, headers included."""
+    """The sizes of outputs, headers included."""
     return [
         len(r.key or b"") + len(r.value or b"")
         + sum(len(k) + len(v) for k, v in wire.headers_list(r.headers))
@@ -142,7 +144,7 @@ def long_request() -> tuple[list[Any], list[Any]]:
 
 
 def long_inner_headers() -> tuple[list[Any], list[Any]]:
-    """Framing batch counted payloads, not headers."""
+    """Framing `batch` counted payloads, not headers."""
     headers = wire.headers_json([("h", b"x" * 700_000)])
     return [subscribe("a", 100, framing="batch")], [("orders", b"{}", {"headers": headers})] * 30
 
@@ -173,7 +175,7 @@ def test_L10_the_answer_to_a_renewal_has_its_effect() -> None:
 
 
 def test_Q9_deletes_and_definitions_of_one_batch_follow_the_log() -> None:
-    """The new queue is empty, and takes what is published to it; then it is gone."""
+    """The new queue is empty and takes messages; then it is gone."""
     steps = Steps()
     delete = c.Delete(queue="orders", reply=REPLY)
     steps.run([define()], [("orders", b"{}")] * 3)
@@ -190,7 +192,7 @@ def test_Q9_deletes_and_definitions_of_one_batch_follow_the_log() -> None:
 def test_Q7_a_definition_refused_late_changes_nothing(
     again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its route was dropped and the index made anew before the last check was made."""
+    """Its route was dropped and the index rebuilt before the last check."""
     monkeypatch.setattr(topic_subscriptions, "TOPICS_MAX", 100)
     steps = Steps()
     steps.run([define(priority="/p", **WIDE)], [("orders", body(p=p)) for p in (1, 9, 5)])
@@ -231,7 +233,8 @@ def test_L5_a_message_returned_unread_counts_no_attempt() -> None:
 
 
 def test_P1_P3_a_filled_gap_is_acknowledged_beside_a_repetition() -> None:
-    """The receipt began at what was sent again; what was new and lower was stored in silence."""
+    """The receipt began at the repetition; a new message with a lower sequence was stored without
+    an answer."""
     steps = Steps()
     steps.run([define()], [("orders", b"{}", {"producer": "p", "seq": n}) for n in (1, 9)])
     again = [("orders", b"{}", {"producer": "p", "seq": n}) for n in (9, 5)]
@@ -282,7 +285,7 @@ def test_S7_deleted_queues_leave_nothing_in_a_session() -> None:
 
 
 def test_L9_early_acks_are_all_kept_or_counted() -> None:
-    """Beyond 10,000 ranges they vanished, and nobody was told."""
+    """Beyond 10,000 ranges they vanished without a count."""
     steps = Steps()
     steps.run([define(), subscribe("a", 1)])
     text = ",".join(str(n) for n in range(2, 2 * 12_000 + 1, 2))

@@ -1,5 +1,5 @@
-"""Dead messages reach their dead message queue wherever it is: as on one broker, and while both
-queues move, brokers are away or without room, and channels are slow (X5, X6, Q5)."""
+"""Dead messages reach their dead message queue on any broker, as on a single one: also while queues
+move, and with brokers away or full, and slow channels (X5, X6, Q5)."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Dying(Mesh):
                 message.reject(why)
 
     def waiting(self) -> list[bytes]:
-        """What is on its way from a."""
+        """The messages in transit from a."""
         return self.bodies("#out/dmq")
 
     def stored(self) -> list[int]:
-        """The bytes at each broker."""
+        """The stored bytes of each broker."""
         usage = self.admin.usage()["brokers"]
         return [usage[broker]["broker"]["spool_bytes"] for broker in self.brokers]
 
@@ -185,7 +185,7 @@ def test_X5_dead_messages_wait_in_order_for_room_on_the_other_broker() -> None:
 
 
 def catch_up(mesh: Mesh, network: Network) -> None:
-    """Everything arrives, and at once from now on."""
+    """Everything arrives, and from now on without delay."""
     network.heal()
     for _ in range(10):
         mesh.advance("1s")
@@ -199,7 +199,7 @@ def test_X6_a_message_that_dies_again_in_transit_lists_both_queues(network: Netw
     sent = one.send("a", "t")
     network.fault = lambda word: LATE
     one.reject_all("q")
-    one.reject_all("p")  # q's has been said
+    one.reject_all("p")  # q's was sent
     catch_up(one, network)
     assert one.ids("dmq") == [sent]
     assert [one.counters(q)["dead_lettered"] for q in "qp"] == [1, 1]
@@ -243,14 +243,14 @@ def test_X6_a_message_that_dies_before_its_redrive_is_confirmed_stays_dead(
     one.reject_all("q")
     network.fault = lambda word: LATE
     one.engine.command("default.commands", b"", c.encode_command(c.Redrive(queue="dmq")), 1)
-    network.let(one, "a", "b")  # it is back; b is yet to hear so
+    network.let(one, "a", "b")  # it is back, which b does not know yet
     one.move("q", "c")
     for _ in range(9):
         network.let(one, "c", "a")
         network.let(one, "a", "c")
     drain(one.consumer("c", 1, "q"))[0].reject("again")
     for _ in range(3):
-        network.let(one, "b", "c")  # it is dead again, before b hears that it went back
+        network.let(one, "b", "c")  # it is dead again, before b learns that it returned
     catch_up(one, network)
     assert (one.ids("dmq"), one.ids("q")) == ([sent], [])
     assert one.admin.redrive("dmq").queues == {"q": 1}
@@ -298,7 +298,7 @@ def test_X6_a_redrive_works_alike_with_one_and_several_brokers(keys: dict[str, s
         left = [(m.expires_at - m.entered).total_seconds() for m in one.admin.browse("q")]
         stayed = [(m.payload, m.headers.get("lq-dead-queue")) for m in one.admin.browse("dmq")]
         here = [one.counters("q"), one.counters("dmq")]
-        here[1].pop("returned")  # of what was refused elsewhere, as in distributed queues
+        here[1].pop("returned")  # of a refusal elsewhere, as in distributed queues
         events = [(e["queue"], e["moved"], e["stayed"]) for e in one.admin.events()
                   if e["event"] == "redriven"]  # fmt: skip
         return [done, read, headers, left, stayed, here, events]
@@ -356,7 +356,7 @@ def test_X6_a_message_that_died_on_three_brokers_goes_back_to_each(
     sent = one.send(sender, "t")
     for queue in first:
         one.reject_all(queue)
-    assert one.ids("dmq") == [sent], "once"
+    assert one.ids("dmq") == [sent], "more than once"
     assert totals(one.admin.redrive("dmq")) == (4, dict.fromkeys("pqrs", 1), {})
     assert [one.ids(queue) for queue in "pqrs"] == [[sent]] * 4
     assert (one.ids("dmq"), one.counters("dmq")["redriven"]) == ([], 1)

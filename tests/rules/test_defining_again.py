@@ -1,4 +1,4 @@
-"""Q9, H1: whatever is defined again keeps what is not named; `replace` gives it its default."""
+"""Q9, H1: a redefinition keeps omitted keys; `replace` gives them their defaults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def told(admin: Admin, kind: str) -> dict[str, Any]:
     }
 
 
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # all of it, and one change
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # all of it, with one change
     "define": (QUEUE, {"max_backlog": 9}),
     "bridge": (LINK, {"subscriptions": ["b/>"]}),
 }

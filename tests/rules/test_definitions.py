@@ -1,4 +1,4 @@
-"""Q1–Q9, F4, X2, S9, S10: definitions and configurations, read whole or refused whole."""
+"""Q1–Q9, F4, X2, S9, S10: definitions and configurations are accepted whole or refused whole."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def problems(**keys: Any) -> dict[str, Problem]:
 
 
 def test_a_definition_evaluates_no_annotations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else each costs 1.4 ms: 5,000 queues in a file took 7 s, at each start."""
+    """Otherwise each costs 1.4 ms: 5,000 queues in a file took 7 s, at each start."""
     define()
     monkeypatch.setattr(msgspec.structs, "fields", lambda kind: pytest.fail("evaluated again"))
     assert define(spool_usage_high_percent=90).spool_usage_high_percent == 90
@@ -113,7 +113,7 @@ def test_Q3_Q5_Q6_F4_X2_R5_the_values_of_a_definition(
     ids=str,
 )
 def test_Q1_Q3_Q5_Q6_F4_X2_an_invalid_key_is_named(keys: dict[str, Any]) -> None:
-    """The first key of each row, as it is or with what stands beside it."""
+    """The first key of each row, alone or with the keys beside it."""
     assert next(iter(keys)) in problems(**keys)
 
 
@@ -256,7 +256,7 @@ def test_Q7_a_definition_on_the_wire_reads_back_the_same(keys: dict[str, Any]) -
 def test_Q9_omitted_keys_keep_their_values_and_derived_ones_follow(
     keys: dict[str, Any], changes: dict[str, Any]
 ) -> None:
-    """As if all of it had been given at once, where that is a definition."""
+    """As if all keys had been given at once, where that is a valid definition."""
     queue = define(**keys)
     mapping = {"name": "orders", **changes}
     assert parse_definition(defined_over(queue, {"name": "orders"})) == queue

@@ -1,5 +1,5 @@
-"""Q5, Q7, S7 over several brokers: the keeper places queues, the directory says where they are, and
-clients find them by themselves."""
+"""Q5, Q7, S7 over several brokers: the keeper places queues, the directory lists their brokers, and
+clients find them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AT = [local(f"at-{name}", name) for name in BROKERS]
 
 @pytest.fixture
 def mesh() -> Mesh:
-    """Without queues: they are defined while it runs."""
+    """Without queues: the tests define them."""
     return Mesh()
 
 
@@ -123,7 +123,7 @@ def test_an_added_broker_learns_all_and_hosts_the_queues_of_all() -> None:
     assert mesh.where() == {"all": "abc", "q": "a"}
     at_c.define(local("new"))
     assert at_c.describe("new")["broker"] == "b"
-    mesh.send("a", "new")  # who was there before finds it too
+    mesh.send("a", "new")  # an earlier client finds it too
     assert at_c.describe("new")["depth"] == 1
     assert mesh.whole("new")["broker"] == "b"
 
@@ -134,7 +134,7 @@ def test_an_added_broker_learns_all_and_hosts_the_queues_of_all() -> None:
 def test_Q2_H5_an_added_broker_knows_later_changes_of_a_queue(
     keys: dict[str, Any],
 ) -> None:
-    """Where the keeper hosts the queue, and where it does not."""
+    """Whether the keeper hosts the queue or not."""
     url = f"memory://grows-with-topics-{len(keys)}"
     queue = shared("all", "old/x", "old/y", **keys)
     brokers = ["a", *({"name": name, "group": "east"} for name in "bcd")]
@@ -175,7 +175,7 @@ def test_Q9_an_unchanged_configuration_sends_nothing() -> None:
     assert mesh.whole("q")["definition"]["max_spool_messages"] == 7
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_q7_a_configuration_names_its_own_brokers(one: dict[str, Any]) -> None:
 
 
 def test_q7_a_definition_refused_by_one_host_is_applied_nowhere(mesh: Mesh) -> None:
-    """The dead message queue of `one` is `two`, on c; that `two` leads back is known there."""
+    """The dead message queue of `one` is `two`, on c; only c knows that `two` leads back."""
     mesh.admin.define(local("one", "c", dead_message_queue="two"))
     with pytest.raises(ConfigError, match="must not lead back to the queue itself"):
         mesh.admin.define(local("two", dead_message_queue="one"))
@@ -290,7 +290,8 @@ def test_a_publish_without_a_host_is_forwarded() -> None:
 
 
 def test_Q2_a_new_topic_subscription_is_sent_alone(network: Network) -> None:
-    """What brokers say to each other of it does not grow; nor does what each of them looks at."""
+    """The messages between brokers do not grow with the queue's topics, nor does the work of each
+    broker."""
     mesh = Mesh(local("q", "b"))
 
     def costs(topic: str) -> int:
@@ -324,8 +325,8 @@ def test_Q2_a_remote_queue_has_the_same_limit_of_topics(monkeypatch: pytest.Monk
 def test_Q5_a_client_finds_all_hosts_despite_an_incomplete_directory(
     last: dict[str, Any] | None,
 ) -> None:
-    """Somebody deleted the topic, or compaction kept a late record of a replaced worker alone. No
-    host could tell the client that there are others."""
+    """Somebody deleted the topic, or compaction kept only a late record of a replaced worker. No
+    host could tell the client of the others."""
     mesh = Mesh(shared("all"), local("one", "b"))
     for broker in BROKERS:
         mesh.send(broker, "all")

@@ -21,7 +21,7 @@ def tables(end: int, partition: int = 0) -> c.Tables:
 
 
 def told(outputs: list[Any]) -> list[tuple[str, int]]:
-    """Producer and sequence of each message that was told as stored."""
+    """Producer and sequence of each message that was confirmed."""
     return [
         (r.producer, seq) for r in of(Receipts, outputs) for first, count, _ in r.runs
         for seq in range(first, first + count)
@@ -40,7 +40,7 @@ def test_the_receipt_comes_with_the_tables_and_the_message_at_once(steps: Steps)
     end = steps.offsets + 1
     assert told(steps.run([tables(end - 1)])) == [], "the second one is not in the tables"
     assert told(steps.run([tables(end)])) == [("p", 1), ("p", 2)]
-    assert told(steps.run([tables(end)])) == [], "once"
+    assert told(steps.run([tables(end)])) == [], "more than once"
 
 
 def test_other_producers_do_not_wait_and_other_partitions_do_not_count(steps: Steps) -> None:
@@ -85,14 +85,14 @@ def test_P1_a_repeated_message_is_stored_once_and_confirmed_with_the_tables(
     steps.run(publishes=[durable(1)])
     first_end = steps.offsets + 1
     assert told(steps.run(publishes=[durable(1)])) == []
-    again = tables(steps.offsets + 1)  # of which commands have taken no number yet
+    again = tables(steps.offsets + 1)  # commands that have taken no number yet
     assert told(steps.run([tables(first_end)])) == [("p", 1)]
     assert told(steps.run([again])) == [("p", 1)]
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_long_list_of_receipts_is_sent_in_parts_in_order(restart: bool) -> None:
-    """R3: the row is state, so it survives whatever the state survives."""
+    """R3: the row is part of the state, so it survives with it."""
     steps = started(*QUEUE, limits=Limits(due_names=7))
     for seq in range(1, 121):  # a page has 50
         assert told(steps.run(publishes=[durable(seq)])) == []

@@ -1,4 +1,5 @@
-"""A home's epoch: commands of an earlier home on the same Kafka are not for this one (S1, L8)."""
+"""A home's epoch: commands to an earlier home on the same Kafka do not count for this one (S1,
+L8)."""
 
 import lakequeue
 import msgspec
@@ -30,7 +31,7 @@ def test_S1_records_before_the_homes_beginning_are_ignored(steps: Steps) -> None
     (answer,) = of(Reply, out)
     assert answer.result["epoch"] == 7
     assert [(d.ids, d.epoch) for d in of(Deliveries, out)] == [([1], 7)]
-    # five commands, and the beginnings of another home at both doors
+    # five commands, and the beginnings of another home on both topics
     assert refused(steps) == {"earlier_home": 7}
 
 
@@ -55,7 +56,7 @@ def test_L8_ids_of_another_home_are_ignored(steps: Steps, command: c.Named, epoc
 def test_L8_an_answer_names_its_home(steps: Steps) -> None:
     steps.run([c.Begin(epoch=7), DEFINE], [("orders", b"x")])
     looks = [c.Describe(queue="orders", reply=REPLY), c.Browse(queue="orders", reply=REPLY)]
-    wrong = c.Browse(queue="nobody", reply=REPLY)  # says nothing of messages
+    wrong = c.Browse(queue="nobody", reply=REPLY)  # has nothing about messages
     answers = of(Reply, steps.run([*looks, wrong]))
     assert [a.epoch for a in answers] == [7, 7, 0]
     told = [msgspec.json.decode(record.value) for record in wire.encode(answers)]
@@ -68,7 +69,7 @@ def test_S1_without_an_epoch_there_is_no_other_home() -> None:
 
 
 class Homes:
-    """An engine in memory that says that its home is another one; what is in it stays."""
+    """An engine in memory that reports another home; its messages stay."""
 
     def __init__(self) -> None:
         self.connection = lakequeue.connect("memory://")
@@ -94,7 +95,9 @@ def test_L8_an_administrator_changes_only_messages_of_the_home_browsed(
     homes.become(8)
     with pytest.raises(LakequeueError, match=r"epoch: 7 – .* another home; this one has epoch 8"):
         getattr(admin, command)("orders", ids="1")
-    homes.connection.consumer("orders", max_backlog=1).close()  # who hears of 8 has not looked
+    homes.connection.consumer(
+        "orders", max_backlog=1
+    ).close()  # a client that knows only 8's number has not browsed
     with pytest.raises(LakequeueError, match="another home"):
         getattr(admin, command)("orders")
     assert admin.describe("orders")["depth"] == 3

@@ -25,7 +25,7 @@ def test_X1_the_consumer_is_told(bench: Bench) -> None:
 
 @pytest.mark.parametrize("spent_ms", [0, 2000, 7999])
 def test_X4_time_spent_before_the_record_is_read_counts(bench: Bench, spent_ms: int) -> None:
-    """A TTL of 8 s of which 2 s are over leaves 6 s: it starts at publish."""
+    """The TTL starts at publish: of 8 s, after 2 s, 6 s are left."""
     sent_earlier(bench, spent_ms, ttl_ms=8000)
     bench.advance(f"{7999 - spent_ms}ms")
     assert bench.seen()["depth"] == 1

@@ -1,4 +1,4 @@
-"""Q6, O2, O3: the expression language, its three-valued logic, and its indifference to payloads."""
+"""Q6, O2, O3: the expression language, its three-valued logic, and its tolerance of any payload."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def test_Q6_a_repeated_operand_is_evaluated_once() -> None:
 
 
 def test_Q6_only_fields_missing_from_the_payload_are_null(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lack of memory would be NULL in one step, and a value when that step is taken again."""
+    """Lack of memory would give NULL in one step, and a value in the step's replay."""
 
     def no_memory(_payload: bytes) -> bool:
         raise MemoryError

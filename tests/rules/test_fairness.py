@@ -1,5 +1,5 @@
-"""The order of consumers is kept up to date (F1–F5, B2, B3). Walks compare it with what the rules
-say, read message by message from all subscriptions."""
+"""The order of consumers is kept up to date (F1–F5, B2, B3). Walks compare it with the rules,
+evaluated for each message over all subscriptions."""
 
 import random
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def define(model: str, **keys: Any) -> QueueDefinition:
 
 
 class Naive:
-    """What a subscription holds, and may hold, as messages are given out."""
+    """A subscription's messages and room, as messages are given out."""
 
     def __init__(self, definition: QueueDefinition, one: Subscription) -> None:
         self.one, self.held, self.number = one, one.held, one.number
@@ -49,7 +49,7 @@ class Naive:
 
 
 def in_turn(model: str, able: list[Naive], served: int, messages: int) -> list[int]:
-    """Who gets so many messages, one after the other."""
+    """The receivers of so many messages, one after the other."""
     found: list[int] = []
     while len(found) < messages:
         one = min((n for n in able if n.can_take()), key=lambda n: n.place(model, served))
@@ -68,7 +68,7 @@ class Walk:
         self.next = 1
 
     def change(self) -> None:
-        """What happens between two deliveries, as the modules of `state` do it."""
+        """One change between two deliveries, made as the modules of `state` make it."""
         r = self.random
         if not self.listed or r.random() < 0.2:
             return self.subscribe()
@@ -130,7 +130,7 @@ class Walk:
             assert shared == in_turn(model, able, served, messages)
 
     def give_one_by_one(self) -> None:
-        """Messages for any kind, which are not delivered after all."""
+        """Messages for any kind, which are not delivered in the end."""
         model, order = self.definition.fairness_model, self.consumers.order(self.definition)
         able, served = self.naive(), self.random.randrange(self.next + 1)
         for _ in range(self.random.randrange(6)):
@@ -157,7 +157,7 @@ def test_F1_F2_F3_F5_the_order_follows_every_change(seed: int) -> None:
 
 
 def test_C2_unconfirmed_deliveries_are_repeated_in_time() -> None:
-    """However often each is confirmed, sent, or settled, and whenever it is looked at."""
+    """However often flows are confirmed, sent or settled, and whenever they are checked."""
     r = random.Random(5)
     walk = Walk(5)
     for _ in range(6):
@@ -183,7 +183,8 @@ def test_C2_unconfirmed_deliveries_are_repeated_in_time() -> None:
         assert walk.consumers.again_at() == min(one.again_at() for one in walk.listed)
 
 
-# ---------------------------------------------------------------- a step that changes a place
+# ---------------------------------------------------------------- changes of a consumer's place
+# within a step
 
 
 def test_L1_a_closing_subscription_gets_no_more_messages() -> None:
@@ -209,7 +210,7 @@ def test_C2_a_fast_client_gets_repetitions_sooner() -> None:
     steps = started(tools.define(**NINE), *FLOWS)
     steps.run(publishes=[TO_A])
     assert delivered(steps.tick(2_000)) == [1]  # from here on the wait is 4 s
-    for sent in (TO_A, TO_B):  # the time of the second comes before what the wait of 4 s would be
+    for sent in (TO_A, TO_B):  # the time of the second comes before the end of a wait of 4 s
         steps.now += 100
         steps.run(publishes=[sent])
     steps.run([c.TransportAck(queue="orders", subscription="a", received=2)])
@@ -225,7 +226,7 @@ def test_C2_without_budget_a_repetition_comes_in_the_next_step() -> None:
 
 
 def test_F5_the_consumer_chosen_for_an_expired_message_gets_the_next_one() -> None:
-    """With filters, messages are given out one by one before they are looked at."""
+    """With filters, messages are given out one by one before they are examined."""
     steps = started(tools.define())
     steps.run(publishes=[("orders", tools.body(x="x" * 2_000)), ("orders", b"{}")])
     steps.limits = Limits(message_bytes=1_000)

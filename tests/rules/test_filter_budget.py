@@ -1,5 +1,5 @@
-"""Filters have a budget (F5): whatever becomes ready at once, no step evaluates more, and nothing
-is passed over."""
+"""Filters have a budget (F5): however many messages become ready at once, no step evaluates more,
+and no message is skipped."""
 
 import random
 from collections.abc import Callable
@@ -19,7 +19,7 @@ Evaluated = Callable[[], int]
 
 @pytest.fixture
 def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
-    """How many messages were looked at since the last call."""
+    """The number of messages examined since the last call."""
     seen = [0]
     is_true = filter_matching.is_true
 
@@ -36,8 +36,7 @@ def evaluated(monkeypatch: pytest.MonkeyPatch) -> Evaluated:
 
 
 class Budgeted(Steps):
-    """No step looks at more than its budget; what one message needs of each of so many filter texts
-    may overdraw it."""
+    """No step examines more than its budget; only one message's filter texts may overdraw it."""
 
     def __init__(self, evaluated: Evaluated, limits: Limits, texts: int) -> None:
         super().__init__(limits=limits)
@@ -64,13 +63,13 @@ def test_F5_many_newly_ready_messages_are_searched_over_several_steps(
     assert len(held) == 300
     steps.run([subscribe("f", 500, filter="/k = 1"), subscribe("g", 500, filter="/k = 2")])
     out = steps.run(publishes=[("orders", body(k=k, p=0)) for k in (1, 2)])
-    # now both have looked beyond all
+    # both have examined all
     assert (delivered(out, "f"), delivered(out, "g")) == ([301], [302])
     steps.looked = 0
     out = steps.run([c.Unsubscribe(queue="orders", subscription="all")])
     for name, k in (("f", 1), ("g", 2)):
         assert delivered(out, name) == [n for n in held if bodies[n - 1]["k"] == k]
-    assert 600 - 2 * 100 <= steps.looked <= 600  # once each, but for what the other had taken
+    assert 600 - 2 * 100 <= steps.looked <= 600  # once each, except those that the other one took
     assert described(steps)["ready"] == 100
 
 
@@ -89,7 +88,7 @@ def test_F5_without_room_no_message_is_searched(evaluated: Evaluated) -> None:
 def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
     evaluated: Evaluated, seed: int
 ) -> None:
-    """Leases end, consumers come and go, several filters overlap, two queues share the budget."""
+    """Leases end, consumers come and go, filters overlap, two queues share the budget."""
     r = random.Random(seed)
     limits = Limits(looks=r.choice((1, 2, 5)), delivery_rows=r.choice((2, 20_000)))
     steps = Budgeted(evaluated, limits, texts=8)
@@ -122,14 +121,14 @@ def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
 
 
 def test_F5_describe_shows_when_no_filter_matches(bench: Bench) -> None:
-    """By the engine itself, so by all that show what it says."""
+    """From the engine itself, so in every view of it."""
     for n in range(300):
         bench.send({"n": n})
     two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
     assert bench.seen()["blocked"] == NO_MATCH
     assert [q["blocked"] for q in bench.admin.queues()] == [NO_MATCH], "in the list as well"
     bench.send({"n": 1_001})
-    assert bench.seen()["blocked"] == NO_MATCH, "the one is out"
+    assert bench.seen()["blocked"] == NO_MATCH, "the consumer is listed"
     assert len(drain(two[1])) == 1
     everything = bench.consumer()
     assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)

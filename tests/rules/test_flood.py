@@ -1,6 +1,6 @@
-"""A client that floods its VPN: what is kept of it has an end, what is refused is counted, and
-another VPN's messages go on. Commands that change nothing are told of, by partition: the reader
-lets a flood of them wait. Limits are small here; `bench flood` does it with a million."""
+"""A client floods its VPN: it uses bounded memory, refusals are counted, and another VPN's messages
+continue. The step reports useless commands by partition, so that the reader can slow a flood.
+Limits are small here; `bench flood` runs it with a million."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMITS = Limits(early_acks=20, subscriptions=20, events=50, ignored_acks=20, que
 
 
 def floods(turn: int) -> dict[str, list[c.Command | bytes]]:
-    """By kind, many, each with names or ids of its own."""
+    """Floods by kind, each with many names or ids of its own."""
     names = [f"{turn}-{n}" for n in range(MANY)]
     first = 10**6 * (turn + 1)
     ids = [str(first + 2 * n) for n in range(MANY)]
@@ -59,7 +59,7 @@ def test_a_flood_uses_bounded_memory(kind: str) -> None:
     before = stored(steps)
     for turn in range(2, 6):
         flood(kind, steps, turn)
-    assert stored(steps) < before + 5_000  # 800 more were said
+    assert stored(steps) < before + 5_000  # 800 more came
     if kind in ("garbage", "unknown commands", "forged"):
         assert steps.ask(c.Usage())["vpn"]["refused"]["malformed"] == 6 * MANY
     assert len(steps.events()) <= 50
@@ -101,7 +101,7 @@ def test_a_departed_client_leaves_nothing() -> None:
 
 
 def test_another_vpn_works_beside_a_flood() -> None:
-    """In one step with it: what comes by another topic is taken, whatever the first holds."""
+    """In one step with it: records of another topic are taken, however many the first one has."""
     steps = started(define(), limits=LIMITS)
     own = subscribe("w", 9, inbox=c.Inbox("west.deliveries"))
     west = steps.command_records([define(), own])
@@ -117,7 +117,7 @@ def test_another_vpn_works_beside_a_flood() -> None:
     assert INBOX.topic not in {getattr(o, "topic", "") for o in out if hasattr(o, "subscription")}
 
 
-# ---------------------------------------------------------------- commands in vain
+# ---------------------------------------------------------------- useless commands
 
 
 def in_vain(outputs: list[Any]) -> int:

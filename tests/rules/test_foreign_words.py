@@ -1,4 +1,4 @@
-"""Q7: a key that is another system's word is refused with ours."""
+"""Q7: another system's key is refused with the name of ours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lakequeue.protocol import ConfigError
 
 
 def refusal(configuration: dict[str, object], key: str) -> str:
-    """What a configuration says of a key that it does not know."""
+    """The error of a configuration with an unknown key."""
     with pytest.raises(ConfigError) as caught:
         parse_configuration(configuration)
     (problem,) = [p for p in caught.value.problems if p.key == key]

@@ -1,4 +1,5 @@
-"""Q5, H4: brokers are in groups, and a `GroupLocalQueue` is its name and one group, or a domain."""
+"""Q5, H4: brokers form groups, and a `GroupLocalQueue` is identified by its name and a group, or a
+domain."""
 
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_H4_messages_start_with_the_initial_owner_and_stay_in_the_group() -> Non
     assert sorted(ids(drain(consumer))) == sorted(sent)
     assert mesh.depths() == {"w1": 0, "w2": 3}
     far = mesh.consumer("e2")
-    assert far.broker in (1, 3)  # who is attached elsewhere is served by the group
+    assert far.broker in (1, 3)  # clients of other brokers are served by the group
     for message in drain(consumer):
         message.cancel()
     consumer.close()
@@ -98,7 +99,7 @@ def test_H4_a_domain_spans_groups() -> None:
     assert mesh.depths() == {"e1": 0, "e2": 2, "w1": 0, "w2": 0}
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"initial_owner": "x"}, r"initial_owner: 'x' – .*: e1, w1, e2, w2"),
@@ -131,7 +132,7 @@ def test_Q5_wrong_groups_are_refused(keys: dict[str, Any], why: str) -> None:
      "group_local_queue_domain: 'sea' – cannot change while the queue exists; it is None"),
 ])  # fmt: skip
 def test_Q9_a_queue_keeps_its_type(keys: dict[str, Any], why: str) -> None:
-    """Its name and its group, or its domain, say which queue it is: a name is given once."""
+    """Its name and its group, or its domain, identify the queue: a name is used once."""
     mesh = Groups(queue(initial_owner="w1"))
     with pytest.raises(ConfigError, match=why):
         mesh.admin.define(queue(**keys))

@@ -1,5 +1,5 @@
 """Bridges between two homes (H1–H3, X4): nothing lost, nothing doubled, whatever is copied twice or
-late, and however long the two do not reach each other."""
+late, and however long the homes do not reach each other."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_h1_an_unreachable_home_loses_and_doubles_nothing() -> None:
 
 
 def test_h1_records_after_a_missing_one_wait_for_it() -> None:
-    """The gap is told once. What copies begins again, and brings all that came behind it too."""
+    """The gap is reported once. The copier starts again, and repeats all later records too."""
     homes = Two()
     homes.define("q", "a/>")
     copier, copied = homes.copier, list[Any]()
@@ -116,7 +116,7 @@ def test_h1_another_sender_cannot_use_a_bridge() -> None:
     bring(homes.copier, stranger)
     homes.send("a/b", "y")
     assert homes.bodies("q") == ["x"]
-    seen = homes.seen()  # the near end is told why (H2)
+    seen = homes.seen()  # the near end learns why (H2)
     assert (seen["state"], seen["on_its_way"]) == ("waiting", 1)
     assert homes.seen_far()["home"]["epoch"] == 1
     assert seen["why"] == f"bridge: 'out' – is for home 1; {how}; broker 'near' of home 0 sends it"
@@ -136,7 +136,7 @@ def test_h1_a_message_outside_the_far_ends_patterns_is_refused() -> None:
     assert (blocked["reason"], blocked["destinations"]) == ("permission_denied", ["b/c"])
 
 
-# ---------------------------------------------------------------- an end is made again
+# ---------------------------------------------------------------- recreated ends
 
 
 def test_h1_a_recreated_bridge_repeats_no_message() -> None:
@@ -151,14 +151,14 @@ def test_h1_a_recreated_bridge_repeats_no_message() -> None:
     assert homes.bodies("q") == ["1", "2", "3"]
     homes.west.admin().delete_bridge("out")
     homes.west.admin().bridge(BRIDGE)
-    bring(copier, copied)  # of a bridge that is gone
+    bring(copier, copied)  # of a deleted bridge
     homes.send("a/1", 4)
     assert homes.bodies("q") == ["4"]
 
 
 def test_h1_a_bridge_recreated_on_another_broker_continues() -> None:
-    """The far end takes nothing more of the earlier broker, and its answers are not the new one's.
-    The numbers of queues are higher there."""
+    """The far end takes no more records of the earlier broker, and the new one ignores answers to
+    it. The numbers of queues are higher there."""
     homes = Two()
     homes.define("q", "a/>")
     homes.engines["west"].configure(parse_configuration({"brokers": ["near", "beside"]}))
@@ -181,7 +181,7 @@ def test_h1_a_bridge_recreated_on_another_broker_continues() -> None:
 
 
 def test_h1_a_far_end_recreated_on_another_broker_continues() -> None:
-    """The near end is told where it is. Only what has no answer yet comes there."""
+    """The near end learns the new place. Only unanswered messages are sent there."""
     homes = Two()
     east, at = homes.engines["east"], ("far", "beside")
     east.configure(parse_configuration({"brokers": list(at)}))
@@ -227,7 +227,7 @@ def test_h1_a_new_far_home_gets_everything_unconfirmed() -> None:
 
 
 def test_h1_a_lost_answer_is_repeated_with_its_record() -> None:
-    """Also after a later record, which names this one as the oldest without an answer."""
+    """Also after a later record, which names this one as the oldest unanswered."""
     homes = Two()
     homes.define("q", "a/>")
     copied = record(homes.copier)

@@ -1,5 +1,5 @@
-"""Queues are defined again and again, as at every start (Q9), what they capture is told in parts,
-and a queue whose topic is missing says so (Q2)."""
+"""Queues are redefined at every start (Q9), captured topics are reported in parts, and a queue
+whose topic is missing is reported (Q2)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_Q2_a_missing_captured_topic_is_reported() -> None:
         queues = steps.ask(c.Queues())
         return [queue["name"] for queue in queues if queue["alerts"] == ["topic_missing"]]
 
-    assert alarmed("t") == [], "the engine may not have looked yet"
+    assert alarmed("t") == [], "the engine may not have checked yet"
     steps.now += 61_000
     assert alarmed("t") == ["gone", "sent"]
     gone, own = described(steps, "gone"), described(steps)

@@ -1,4 +1,5 @@
-"""Q6: what is no JSON in a `json` queue says so; and who held a lease that ended is named (L4)."""
+"""Q6: payloads that are no JSON in a `json` queue are reported; L4: the holder of an ended lease is
+named."""
 
 import pytest
 from lakequeue.protocol.errors import Rejected

@@ -1,5 +1,5 @@
-"""What a client of one VPN may not do to another, nor to the brokers: each attempt is refused like
-any other bad command, counted, and found in ``<vpn>.rejected``."""
+"""A client of one VPN cannot affect another, nor the brokers: each attempt is refused like any
+other bad command, counted, and found in ``<vpn>.rejected``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_instructions_of_the_engine_are_refused_from_a_tenant(forged: c.Command)
     assert after[1]["vpn"]["refused"].pop("malformed") == 1
     assert after[0]["consumers"] == before[0]["consumers"]
     assert after[1]["broker"].get("peers") == before[1]["broker"].get("peers")
-    assert steps.run([], [("orders", b"2")])  # the spool's limit is as it was
+    assert steps.run([], [("orders", b"2")])  # the spool's limit is unchanged
     assert described(steps)["depth"] == 2
 
 
@@ -80,7 +80,7 @@ def test_an_instruction_without_a_vpn_is_refused(key: bytes | None) -> None:
 
 
 def test_instructions_of_another_home_are_skipped() -> None:
-    """An old topic of the same name: what stands there was for an earlier home."""
+    """An old topic of the same name has instructions for an earlier home."""
     steps = Steps(home=Home(epoch=7))
     old = [("default", c.encode_command(command)) for command in (c.Begin(epoch=6), define())]
     steps.step_alone(Batch(steps.instructions(old)))
@@ -106,7 +106,8 @@ def test_no_name_collides_with_a_vpns_topics(names: dict[str, Any], said: str) -
 @pytest.mark.parametrize("topic", ["b.deliveries.mine", "b.publish", "b.x", "b.deliveries"])
 @pytest.mark.parametrize("pattern", ["{}", ".*", "b[.].*"])
 def test_no_queue_captures_a_topic_of_another_vpn(topic: str, pattern: str) -> None:
-    """Its publish topic is read for it alone, and what else begins with its name is its own."""
+    """Its publish topic is read for that VPN alone, and other topics with its name as prefix are
+    its own."""
     own_target = {} if pattern == "{}" else {"default_publish_target": "b.x"}
     thief = define("thief", underlying_topic=pattern.format(topic), **own_target)
     steps = Steps()

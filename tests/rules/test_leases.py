@@ -1,5 +1,5 @@
-"""L1, L4, L8, L13: what a text table cannot say about leases. See also scenarios/leases.txt and
-scenarios/engine/leases.txt."""
+"""L1, L4, L8, L13: tests of leases that need more than a text table. See also scenarios/leases.txt
+and scenarios/engine/leases.txt."""
 
 import datetime as dt
 import time
@@ -34,7 +34,7 @@ def test_L4_a_delivery_names_the_end_of_its_lease(empty: Bench) -> None:
 
 
 def test_L4_many_periods_in_one_advance(empty: Bench) -> None:
-    """Each deadline in between happens in its turn: five leases end in five seconds."""
+    """Each deadline in between is met in its turn: five leases end in five seconds."""
     empty.define(lease_period="1s", max_deliveries=5)
     empty.consumer().on_message(lambda _: None)
     empty.send()
@@ -46,16 +46,16 @@ def test_L4_many_periods_in_one_advance(empty: Bench) -> None:
 
 
 def test_L8_L13_many_ids_without_effect_cost_little(bench: Bench) -> None:
-    """Time follows what the ranges find, not how often or how far they reach."""
+    """The time follows the messages found, not the number or width of the ranges."""
     bench.define("others")
     bench.engine.checking = False
     for _ in range(1500):
         bench.send(queue="others")
     consumer = bench.consumer()
     reaching = ",".join(f"{first}-{first + 10**15}" for first in range(1, 3000))
-    begun = time.process_time()  # whatever else the machine does
+    begun = time.process_time()  # whatever else runs on the machine
     consumer.ack(ids=reaching)
     assert time.process_time() - begun < 5  # it was minutes
     bench.engine.check()
-    bench.send()  # within a range: an ack that came early
+    bench.send()  # within a range: an early ack
     assert bench.depths("orders", "others") == [0, 1500]

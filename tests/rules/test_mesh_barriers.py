@@ -1,5 +1,4 @@
-"""A queue with barriers is hosted by one broker, whatever its type; its consumers connect there
-(M1, O3)."""
+"""A queue with barriers has one host, whatever its type; its consumers connect there (M1, O3)."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ def test_M1_Q9_a_queue_of_several_brokers_gets_neither_barriers_nor_keys(key: st
 
 @pytest.mark.parametrize("seed", range(3))
 def test_M1_O3_no_message_passes_a_barrier_whichever_broker_dies(seed: int) -> None:
-    """One producer, whose broker does not have the queue: what it sends stays in order."""
+    """One producer, whose broker does not have the queue: its messages stay in order."""
     fate = Fate(seed, death=0.15)
     mesh = Mesh(BARRED | KINDS[seed % 3], fate=fate)
     consumers = {broker: mesh.consumer(broker, fate.random.choice((1, 3))) for broker in BROKERS}

@@ -1,5 +1,5 @@
-"""The channel between brokers: what is said is heard exactly once and in order; what is no record
-of it is refused, and the channel goes on."""
+"""The channel between brokers: records arrive exactly once and in order; an invalid record is
+refused, and the channel continues."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .steps import NOW
 
 
 class Note(mesh_messages.MeshMessage, frozen=True):
-    """What these tests say."""
+    """The message of these tests."""
 
     kind: ClassVar[str] = "note"
     value: int
@@ -39,7 +39,7 @@ def record(number: int, body: Any, sender: int = 1, name: str = "b", epoch: int 
 
 
 class One:
-    """The broker `a`, and what it heard of `b`. told: of what failed."""
+    """The broker `a`, and its records from `b`. told: the reported failures."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         decoder = msgspec.msgpack.Decoder(Note)
@@ -69,7 +69,7 @@ class One:
         return list(self.broker.outputs[before:])
 
     def said(self, *values: bytes) -> list[tuple[int, Any]]:
-        """What it says of the channel itself when it hears these."""
+        """The channel's own answers to these records."""
         outputs = [o for o in self.hear(*values) if isinstance(o, MeshRecord)]
         return [(o.confirms, o.body) for o in outputs if isinstance(o.body, Sync)]
 
@@ -105,7 +105,7 @@ def test_missing_records_are_requested_and_later_ones_wait(a: One) -> None:
 
 
 def test_missing_records_are_requested_again_when_the_sender_asks(a: One) -> None:
-    """The question may be lost. A confirmation alone says nothing new."""
+    """The request may be lost. A confirmation alone reports nothing new."""
     assert a.said(record(3, Note(9))) == [(0, AGAIN)]
     assert a.said(mesh_messages.encode(1, "b", 5, 3, Sync())) == []
     assert a.said(mesh_messages.encode(1, "b", 5, 3, Sync(answer=True))) == [(0, AGAIN)]
@@ -145,7 +145,7 @@ def test_unconfirmed_records_cause_a_question(a: One) -> None:
 
 
 def test_a_confirmation_of_an_earlier_version_is_repeated_and_skipped(a: One) -> None:
-    """A home may have been stopped with one that nobody had confirmed."""
+    """A home may have been stopped with an unconfirmed one."""
     peer, body = a.facts.peers[1], msgspec.msgpack.encode([7, [], 0])
     peer.said, peer.unconfirmed = 1, [Sent(1, "heard", body, [])]
     (said,) = a.hear(mesh_messages.encode(1, "b", 5, 0, AGAIN))

@@ -1,5 +1,5 @@
-"""Distributed queues: who owns a message, and how it moves (Q5, H4); and what means such a queue
-means all its brokers (R6, L13)."""
+"""Distributed queues: the owner of a message, and changes of ownership (Q5, H4); commands about
+such a queue reach all its brokers (R6, L13)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lakequeue.protocol import ConfigError, LakequeueError, Timeout
 from .harness import drain
 from .mesh import BROKERS, Mesh, ids, local, numbers, shared, take
 
-# ---------------------------------------------------------------- asking and granting
+# ---------------------------------------------------------------- requests and grants
 
 
 def test_H4_a_consumer_anywhere_gets_everything() -> None:
@@ -69,7 +69,7 @@ def test_Q5_a_local_queue_never_leaves() -> None:
     assert (mesh.whole()["broker"], mesh.whole()["depth"], consumer.broker) == ("a", 1, 0)
 
 
-# ---------------------------------------------------------------- life after a move
+# ---------------------------------------------------------------- after a change of ownership
 
 
 def test_L5_L6_counts_go_with_the_message() -> None:
@@ -169,7 +169,7 @@ def test_H4_L12_scheduled_messages_start_with_the_initial_owner_too() -> None:
     assert len(drain(consumer)) == 1
 
 
-# ---------------------------------------------------------------- what is said of all
+# ---------------------------------------------------------------- commands about all
 
 
 class Filled(Mesh):
@@ -260,8 +260,8 @@ def test_L13_acks_by_id_and_by_filter_reach_every_owner(filled: Filled) -> None:
 def test_L13_messages_arriving_during_an_ack_over_brokers_are_included(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The ack of one message makes room for another that it names, which comes too late to be
-    found and too early to be shown: it is acknowledged all the same, and holds no room."""
+    """The ack of one message makes room for another one that it names, too late for the search and
+    too early for the report: it is acknowledged all the same, and takes no room."""
     mesh = Mesh(shared())
     there = [mesh.send("c"), mesh.send("c")]
     here = mesh.send("a")
@@ -322,7 +322,7 @@ def test_S9_usage_shows_the_sum_and_each_brokers_share(filled: Filled) -> None:
     assert filled.admin.usage()["vpn"]["refused"] == {"no_matching_destination": 2}
 
 
-# ---------------------------------------------------------------- who is away
+# ---------------------------------------------------------------- brokers that are away
 
 
 def test_R6_with_a_broker_away_nothing_is_changed(filled: Filled) -> None:
@@ -340,7 +340,7 @@ def test_R6_with_a_broker_away_nothing_is_changed(filled: Filled) -> None:
     filled.engine.brokers[2].is_stopped = False
     assert filled.depths() == before
     filled.engine.brokers[2].is_stopped = True
-    held.ack(ids=mine)  # L13: what a consumer holds is acknowledged whoever else is away
+    held.ack(ids=mine)  # L13: a consumer's messages are acknowledged whichever other broker is away
     filled.engine.brokers[2].is_stopped = False
     assert filled.seen("a")["counters"]["acknowledged"] == 2
     assert admin.purge("orders", ids=filled.sent["c"]) == 3
@@ -350,7 +350,7 @@ def test_R6_with_a_broker_away_nothing_is_changed(filled: Filled) -> None:
 def test_R6_a_command_waits_for_a_restarting_broker(
     filled: Filled, ends: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a change of brokers; a move to one that restarts waits in the engine."""
+    """As after a change of brokers; a move to a restarting broker waits in the engine."""
     session = filled.at["a"]
     monkeypatch.setattr(session.runner, "waits", True)
     known, looks = session.brokers(), []

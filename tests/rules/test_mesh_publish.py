@@ -1,5 +1,5 @@
-"""S5, S6, M2 over brokers: a publish that queues on several of them take is one message in all of
-them; what a far queue refuses after the receipt waits, or is discarded (M3, S4)."""
+"""S5, S6, M2 over brokers: a message for queues of several brokers is one message in all of them; a
+far queue that refuses it after the receipt makes it wait, or discards it (M3, S4)."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_S5_one_message_enters_queues_of_all_brokers(spread: Mesh) -> None:
     assert spread.ids("qa") == spread.ids("qb") == spread.ids("qc") == [one]
     two = spread.send("a", "t/x", b'{"n":1}')
     assert (spread.ids("qa"), spread.ids("qb"), spread.ids("qc")) == ([one, two], [one, two], [one])
-    three = spread.send("b", "t/y", b'{"n":2}')  # where nothing of its own takes it
+    three = spread.send("b", "t/y", b'{"n":2}')  # where none of its own queues takes it
     assert (spread.ids("qa"), spread.ids("qb")) == ([one, two, three], [one, two])
     assert spread.ids("qc") == [one, three]
     for name in "abc":
         consumer = spread.at[name].consumer(f"q{name}", max_backlog=10)
-        drain(consumer)[-1].ack()  # all up to it, by ids that another broker gave
+        drain(consumer)[-1].ack()  # all up to it, by ids that another broker assigned
         assert spread.ids(f"q{name}") == []
 
 
@@ -62,9 +62,9 @@ def test_S6_a_message_refused_by_all_filters_has_no_match(spread: Mesh) -> None:
 def test_Q3_a_queue_by_name_and_its_topic_subscribers(spread: Mesh) -> None:
     spread.admin.define(local("audit", "c", "orders", ">"))
     spread.admin.define(local("orders", "b"))
-    spread.send("a", "orders")  # clients go where it is
-    spread.plain("orders")  # plain ones go anywhere, here to a
-    spread.plain("orders", partition=16)  # and to c, which has a queue that listens
+    spread.send("a", "orders")  # clients publish to the queue's broker
+    spread.plain("orders")  # plain records go to any broker, here to a
+    spread.plain("orders", partition=16)  # and to c, which has a subscribed queue
     assert spread.ids("orders") == spread.ids("audit")
     assert len(spread.ids("orders")) == 3
 

@@ -68,11 +68,12 @@ def test_consumers_follow_a_moved_queue_and_their_leases_end(mesh: Mesh) -> None
 
 
 def test_L3_a_consumer_follows_the_first_report_of_a_move(mesh: Mesh) -> None:
-    """A broker says it, in a nack; the directory says the same later, and that is no news then."""
+    """A broker reports it in a nack; the directory reports the same later, which changes
+    nothing."""
     mesh.admin.move_queue("q", "b")
     send(mesh, "b", 0, 1)
     consumer = mesh.consumer("b", 3, "q")
-    mesh.engine.cut("a")  # the keeper does not hear that it went
+    mesh.engine.cut("a")  # the keeper does not learn of the move
     mesh.move("q", "c", by="b")
     assert mesh.written()["q"]["state"] == "moving"
     send(mesh, "b", 2)
@@ -113,7 +114,7 @@ def test_barriers_and_priorities_survive_a_move() -> None:
     assert got == list(range(9))
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- refusals
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_an_impossible_move_is_refused(queue: str, broker: str, why: str) -> Non
 
 
 def test_a_queue_stays_in_use_while_its_new_broker_is_away(mesh: Mesh) -> None:
-    """It is not seen to be down: the queue leaves when it answers."""
+    """Nobody can tell that it is down: the queue leaves once it answers."""
     send(mesh, "a", *range(3))
     away = mesh.engine.brokers[1]
     away.is_stopped = True
@@ -176,8 +177,8 @@ def test_an_ack_to_the_old_broker_follows_a_moved_queue(mesh: Mesh) -> None:
 
 
 def test_a_repeated_directory_entry_ends_no_lease(mesh: Mesh) -> None:
-    """The keeper dies after a move, and says its last words again: that the queue is on a, that it
-    moves, that it is on b."""
+    """The keeper dies after a move and repeats its last messages: the queue is on a, it moves, it
+    is on b."""
     consumer = mesh.consumer("b", 1, "q")
     inbox: Any = mesh.engine.open_inbox("default.directory")
     for name in "cab":

@@ -1,5 +1,5 @@
-"""S5, P3, L12, X4, X5: records from producers that write what they like. Whoever can be told is
-told; no time and no size breaks what comes after it. See also
+"""S5, P3, L12, X4, X5: records of producers that write anything. A sender that can be identified
+gets an answer; no time and no size affects later records. See also
 scenarios/engine/plain_records.txt."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lakequeue.state import Limits
 from rules.harness import Bench, drain
 from rules.steps import Steps, define, described, of, started, subscribe
 
-# ---------------------------------------------------------------- P3: what is not understood
+# ---------------------------------------------------------------- P3: malformed messages
 
 GOOD = {"to": "orders", "producer": "p", "seq": 1}
 WRONG: dict[str, dict[str, Any]] = {
@@ -38,7 +38,7 @@ WRONG: dict[str, dict[str, Any]] = {
 
 
 class RawSteps(Steps):
-    """Its publishes' headers `lq` are bytes."""
+    """The headers `lq` of its publishes are raw bytes."""
 
     def publish_records(self, publishes: Any) -> Records:
         records = Records()
@@ -68,7 +68,7 @@ def test_P3_the_sender_of_a_malformed_message_gets_a_nack(
     assert (receipt.producer, receipt.partition, receipt.up_to) == ("p", 2, 3)
     (record,) = of(RejectedRecord, out)
     assert receipt.nacks == [(2, "malformed", "", record.error[:500])]
-    (again,) = of(Receipts, raw(steps, {**good, "seq": 2}))  # sent again, and right
+    (again,) = of(Receipts, raw(steps, {**good, "seq": 2}))  # sent again, valid
     assert (again.nacks, [run[0] for run in again.runs]) == ([], [2])
 
 
@@ -100,7 +100,7 @@ def test_P3_each_message_of_a_malformed_batch_is_refused(steps: Steps) -> None:
 def test_P3_a_producer_with_an_invalid_name_or_start_gets_a_nack(
     steps: Steps, wrong: dict[str, Any]
 ) -> None:
-    """It counts for no history: the sequence is free for the producer that names itself well."""
+    """It enters no history: the sequence is free for a producer with a valid name."""
     sent = {**GOOD, **wrong}
     (receipt,) = of(Receipts, raw(steps, sent))
     assert receipt.producer == sent["producer"]
@@ -137,7 +137,7 @@ def test_L12_a_record_with_any_timestamp_is_stored_shown_and_delivered(
     (message,) = drain(empty.consumer("q"))
     assert _row(message)[2] == b"x"
     assert message.published_at is None or 1970 <= message.published_at.year <= 9999
-    if not 0 <= ms < YEAR_9999_ENDS_MS:  # the last one stands for all later ones in the tables
+    if not 0 <= ms < YEAR_9999_ENDS_MS:  # in the tables, the last one stands for all later ones
         assert message.published_at == empty.connection.now()
 
 
@@ -166,7 +166,7 @@ def test_any_number_is_accepted_as_a_time() -> None:
 
 
 def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
-    """9.5 MB are 12.7 MB in a delivery: nobody would ever get them."""
+    """9.5 MB are 12.7 MB in a delivery: nobody could ever receive it."""
     empty.define(message_type="binary")
     assert empty.refused(b"x", headers={"stack": b"s" * 9_500_000}) == "message_too_large"
     empty.send(b"x", headers={"stack": b"s" * 8_500_000})
@@ -174,7 +174,7 @@ def test_S3_headers_count_as_they_are_delivered(empty: Bench) -> None:
 
 
 def test_X5_an_oversized_message_dies_and_later_ones_continue() -> None:
-    """Its state was written when more was allowed."""
+    """Its state was written when the limit was higher."""
     steps = started(
         define("dead", message_type="binary"),
         define("heavy", message_type="binary", dead_message_queue="dead"),

@@ -1,4 +1,4 @@
-"""Who may do what: signed commands, their proof, and the permissions of queues ([spool])."""
+"""Permissions: signed commands, their signatures, and the rights on queues ([spool])."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NEEDS: dict[str, str] = {
 
 
 class Guarded:
-    """An engine that asks, with the queue `orders` of the client `owner`."""
+    """An engine that requires signatures, with the queue `orders` of the client `owner`."""
 
     def __init__(self, brokers: list[str] | None = None, **keys: Any) -> None:
         clients = [{"name": name, "key": {"env": f"KEY_{name.upper()}"}} for name in KEYS]
@@ -95,7 +95,7 @@ def test_commands_about_all_queues_need_an_administrator(guarded: Guarded) -> No
 
 
 def test_the_engines_own_connections_are_accepted(guarded: Guarded) -> None:
-    """It asks at its start what queues capture, and for its metrics what they hold."""
+    """At its start the engine asks for captured topics, and for its metrics it inspects queues."""
     own = MemoryConnection(guarded.engine, "default", "engine", None, None)
     own._credentials = Credentials(ENGINE_CLIENT, engines_key(guarded.engine.secret))
     assert sorted(own.request_list(c.Captures(), "start")) == ["orders", "spare"]
@@ -120,11 +120,11 @@ def test_the_client_that_defines_a_queue_owns_it(guarded: Guarded) -> None:
     assert (definition["permission"], definition["max_backlog"]) == ("no-access", 3)
 
 
-# ---------------------------------------------------------------- proof
+# ---------------------------------------------------------------- signatures
 
 
 def raw(guarded: Guarded, value: bytes) -> str:
-    """What a record is answered; empty where it is carried out."""
+    """The answers to a record; empty where it is carried out."""
     inbox = guarded.engine.open_inbox("default.rejected")
     guarded.engine.command("default.commands", b"", value)
     said = [dict(record.headers)["lq-error"].decode() for record in inbox]
@@ -191,7 +191,9 @@ def test_sessions_of_a_client_are_bounded_and_forgotten_in_time(
     said = [raw(guarded, signed(guarded, session=f"s{n}")) for n in range(4)]
     assert said[:3] == ["", "", ""]
     assert "the most allowed" in said[3]
-    assert raw(guarded, signed(guarded, client="app", session="s9")) == ""  # another's are not less
+    assert (
+        raw(guarded, signed(guarded, client="app", session="s9")) == ""
+    )  # another client's are not less
     guarded.engine.advance("11m")
     assert raw(guarded, signed(guarded, session="s4")) == ""
 
@@ -287,7 +289,7 @@ def test_half_a_key_is_refused_and_not_shown(key: str) -> None:
 def test_a_client_that_needs_no_signature_may_sign(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    """So keys are given to clients first, and asked for later."""
+    """So keys can be given to clients first, and required later."""
     file = tmp_path / "key"
     file.write_text(f"app:{KEYS['app']}\n")
     monkeypatch.setenv("LAKEQUEUE_CLIENT_KEY_FILE", str(file))

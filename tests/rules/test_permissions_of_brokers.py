@@ -1,4 +1,4 @@
-"""Who may do what, over one broker and several: the sender goes with what brokers pass on
+"""Permissions with one broker and with several: brokers forward the sender with a command
 ([spool])."""
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from .test_permissions import KEYS, LEVELS, NEEDS, Guarded, attempt
 BROKERS = ("a", "b", "c")  # the first keeps the directory
 OVER_BROKERS = {"move_queue": "delete", **NEEDS}  # deleted last
 KINDS: dict[str, dict[str, Any]] = {
-    "local": {"type": "LocalQueue", "broker": "b"},  # neither keeper nor who hears the command
+    "local": {
+        "type": "LocalQueue",
+        "broker": "b",
+    },  # neither the keeper nor the broker that receives the command
     "keeper": {"type": "LocalQueue", "broker": "a"},
     "everywhere": {"type": "Queue"},
     "alone": {},  # one broker
@@ -94,7 +97,7 @@ def test_the_defining_client_owns_the_queue_on_every_broker(kind: str) -> None:
 
 
 def test_a_signature_is_for_one_broker() -> None:
-    """What a client said to one broker is not carried to another by who saw it."""
+    """A witness cannot replay a client's command on another broker."""
     engine = guarded("everywhere")
     who = Credentials.parse(f"owner:{KEYS['owner']}")
     said = Signature("owner", "owner-s", 1, engine.engine.now, 1)
@@ -116,7 +119,7 @@ def test_without_a_key_no_broker_accepts_commands(broker: str) -> None:
     [c.Delete(queue="orders"), c.Define(definition={"name": "x", "message_type": "json"})],
 )
 def test_a_forwarded_command_keeps_its_client(command: c.Command) -> None:
-    """To the keeper of the directory, by a broker that does not have the queue."""
+    """From a broker without the queue to the keeper of the directory."""
     engine = guarded("local")
     who = Credentials.parse(f"other:{KEYS['other']}")
     said = Signature("other", "other-s", 1, engine.engine.now, 2)

@@ -1,5 +1,5 @@
-"""P1 where a producer's name is used more than once: by the next start of its program, by two at a
-time, and by who counts by itself."""
+"""P1 where a producer's name is used more than once: by the next start of its program, by two
+programs at a time, and by clients that count by themselves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TWO = {"start": "two", "reply": 1}
 
 
 def receipts(out: list[Any]) -> list[tuple[Any, ...]]:
-    """Start, partition, runs, repeated, refused."""
+    """Start, partition, ranges, repeated, refused."""
     return [
         (r.start, r.partition, r.runs, r.repeated, [(s, why) for s, why, *_ in r.nacks])
         for r in of(Receipts, out)
@@ -44,7 +44,7 @@ def test_P1_a_new_start_continues_after_the_last_sequence(steps: Steps) -> None:
 
 
 def test_P1_messages_of_an_earlier_start_are_refused(steps: Steps) -> None:
-    """All in one step: each start hears of its own messages, where it listens."""
+    """All in one step: each start gets receipts of its own messages, where it listens."""
     sent = [(1, ONE), (1, TWO), (2, ONE), (2, TWO), (1, ONE)]
     assert receipts(steps.run(publishes=[message(seq, **start) for seq, start in sent])) == [
         ("one", 0, [[1, 1, 1]], [], []),
@@ -65,7 +65,7 @@ def test_P1_gaps_of_an_earlier_start_are_refused(steps: Steps) -> None:
 
 
 def test_P1_one_that_skips_most_sequences_leaves_room_for_the_next_start(steps: Steps) -> None:
-    """A client in another language; none later is refused as superseded for that."""
+    """A client in another language; no later start is refused as superseded for that."""
     last = (1 << 61) - 1
     assert receipts(steps.run(publishes=[message(last, **ONE)]))[0][-1] == []
     out = steps.run(publishes=[message(seq, **TWO) for seq in range(1, 9)])
@@ -126,8 +126,8 @@ WHAT = st.sampled_from(["start", "send", "lose", "again", "step"])
 
 @given(st.lists(st.tuples(WHAT, st.integers(0, 2))))
 def test_P1_no_receipt_names_a_message_of_another_start(actions: list[tuple[str, int]]) -> None:
-    """Three programs with one name that start, send, lose and send again when they like: a receipt
-    names the message that its start has sent, and each that is not refused is stored once."""
+    """Three programs with one name start, send, lose and repeat messages at random: a receipt names
+    the message that its start has sent, and each message that is not refused is stored once."""
     steps = started(define())
     starts = 0
     names = [""] * 3
@@ -188,7 +188,7 @@ def test_P1_the_later_of_two_producers_takes_over_and_the_earlier_is_told(bench:
     one, two = (bench.connection.producer(producer_id="x") for _ in range(2))
     assert one.send("orders", b'"e"').message_id == "1"
     assert two.send("orders", b'"f"').message_id == "2"
-    for _ in range(2):  # as the engine says, and as it knows from then on
+    for _ in range(2):  # as the engine reports it, and knows it from then on
         with pytest.raises(Rejected, match="another producer with the id 'x' has started since"):
             one.send("orders", b'"g"')
     assert two.send("orders", b'"h"').sequence == 3

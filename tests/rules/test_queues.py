@@ -1,4 +1,4 @@
-"""Q1 to Q4, Q6, Q7, Q9 as a user meets them. See also scenarios/expiry_and_spool.txt."""
+"""Q1 to Q4, Q6, Q7, Q9 from a user's view. See also scenarios/expiry_and_spool.txt."""
 
 import pytest
 from lakequeue.protocol.errors import ConfigError
@@ -43,7 +43,7 @@ def test_Q2_a_plain_record_is_enough(empty: Bench) -> None:
 
 @pytest.mark.parametrize("kind", ["binary", "text"])
 def test_Q1_F5_a_consumer_filters_any_queue_by_record_fields(empty: Bench, kind: str) -> None:
-    """As a definition may: fields of the payload need json, priority and key do not."""
+    """As in a definition: fields of the payload need json, priority and key do not."""
     empty.define(message_type=kind, max_per_subscription_backlog=10)
     urgent = empty.consumer(filter="/@priority > 4 AND @key LIKE 'a%'")
     empty.send(b"\xff1", priority=9, key="b")

@@ -33,8 +33,8 @@ class Core(Steps):
         return said
 
     def publish(self, *sent: tuple[str, str, bytes], priority: int = 4, before: Any = ()) -> Any:
-        """(producer, destination, payload) in one step; by producer: ids and refusals, by
-        sequence."""
+        """(producer, destination, payload) in one step. Returns by producer the ids and refusals,
+        by sequence."""
         rows = []
         for producer, to, payload in sent:
             seq = self.sequences[producer] = self.sequences.get(producer, 0) + 1
@@ -51,7 +51,7 @@ class Core(Steps):
         return self.ask(c.Usage())["broker"]["spool_files"]
 
 
-# Definitions of queues, what is sent in one step, the outcome, and what describe says afterwards.
+# Definitions of queues, the messages of one step, the outcome, and what describe shows afterwards.
 EXACT: dict[str, tuple[list[dict[str, Any]], dict[str, Any], list[Any], Any, Any]] = {
     "S4_bytes_of_two_producers": (
         [{"name": "q", "max_spool_usage": 30}], {}, [(p, "q", b"x" * 10) for p in "ababab"],
@@ -234,14 +234,14 @@ def test_S12_only_the_backlog_is_read_in_large_blocks() -> None:
     core.watch = lambda said: got.extend(p for o in of(Deliveries, said) for p in o.payloads)
 
     def delivered(*commands: c.Command, sent: int = 0) -> tuple[int, int]:
-        """The blocks that are read, and the payloads that are delivered."""
+        """The blocks read, and the payloads delivered."""
         store.reads.clear()
         got.clear()
         core.publish(*[("p", "q", b"x" * 1000)] * sent, before=commands)
         return sum(key.startswith("b/") for key in store.reads), len(got)
 
     for _ in range(5):
-        assert delivered(sent=1000) == (0, 0)  # nobody is there: written, not read
+        assert delivered(sent=1000) == (0, 0)  # nobody consumes: written, not read
     reads, messages = delivered(subscribe("s", 10_000, "q"))  # the consumer was offline
     assert messages == 5000
     assert 4 <= reads <= 6, "blocks of 1 MB, each read once"

@@ -1,4 +1,4 @@
-"""What Kafka deleted before it was read is told in the events of whom it concerns."""
+"""Records that Kafka deleted before they were read are events of the queues and VPNs concerned."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ CONFIGURATION = parse_configuration({"vpns": {"default": {}, "east": {}}, "queue
 
 
 class Told:
-    """Takes an engine's commands to a step."""
+    """Passes an engine's commands to a step."""
 
     def __init__(self) -> None:
         self.commands: list[tuple[str, bytes, bytes]] = []
@@ -43,7 +43,7 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def events_after(engine: Engine) -> list[dict[str, Any]]:
-    """The losses that the journal shows, once the state has heard what the engine sent."""
+    """The losses in the journal, once the step has taken the engine's commands."""
     steps = Steps()
     given = configure_commands(CONFIGURATION)
     steps.step_alone(Batch(steps.instructions(given)))

@@ -1,4 +1,4 @@
-"""R2: from where on a queue takes what stands in its topics already."""
+"""R2: from which point on a queue takes records that its topics already have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HOUR = timedelta(hours=1)
 
 
 def write(bench: Bench, *when: datetime) -> None:
-    """Plain records with these times, as an engine finds them that comes upon an old topic."""
+    """Plain records with these times, as on an old topic found by a new queue."""
     for at in when:
         bench.connection.publish_raw(
             "orders", at.isoformat().encode(), timestamp=round(at.timestamp() * 1000)

@@ -1,5 +1,5 @@
-"""X6, X5: dead messages go back to where they came from. See also scenarios/spool_and_redrive.txt
-and scenarios/engine/administration.txt."""
+"""X6, X5: dead messages return to their queues. See also scenarios/spool_and_redrive.txt and
+scenarios/engine/administration.txt."""
 
 from typing import Any
 

@@ -1,8 +1,7 @@
-"""Several messages in a record (decision 0009): the same as one after the other.
+"""Several messages in a record (decision 0009): the same outcome as one after the other.
 
-The reference is the engine itself, given the same messages in records of their own, and made to
-take each by itself. Both must leave the same bytes behind and say the same, but for where in Kafka
-a message stood.
+The reference is the engine itself, with the same messages in single records, taken one by one. Both
+must write the same state and the same outputs, except for the messages' places in Kafka.
 """
 
 import json
@@ -34,7 +33,7 @@ Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]  # key, heade
 
 
 class Engine(Steps):
-    """at_once: whether it may take messages of a run together."""
+    """at_once: whether it may take a batch's messages together."""
 
     def __init__(self, at_once: bool, *commands: c.Command) -> None:
         super().__init__()
@@ -87,7 +86,7 @@ def records_of(sent: list[Sent], one_by_one: bool) -> Records:
 
 
 def check_both(commands: list[c.Command], *steps: list[Sent]) -> Engine:
-    """Engines that got the same messages, in runs and one by one; compared after each step."""
+    """Engines that got the same messages, in batches and one by one; compared after each step."""
     runs, singles = Engine(True, *commands), Engine(False, *commands)
     for sent in steps:
         runs.take(records_of(sent, one_by_one=False))
@@ -149,7 +148,7 @@ def test_P1_S3_a_batch_equals_its_messages_one_by_one(
 
 
 def in_order(count: int, size: int, **changes: Any) -> list[Sent]:
-    """Runs of one producer without gaps: what our client sends."""
+    """Batches of one producer without gaps, as our client sends them."""
     header = PublishHeader(to="orders", producer="p", **changes)
     bodies = [b'{"n": %d}' % n for n in range(size)]
     headers = [msgspec.structs.replace(header, seq=1 + at * size) for at in range(count)]
@@ -164,7 +163,7 @@ def test_P1_batches_of_our_client(queues: list[dict[str, Any]], others: tuple[An
 
 
 def test_P1_early_acks_apply_to_the_messages_of_a_batch() -> None:
-    """L9: what is acknowledged before it came is never delivered, also from within a run."""
+    """L9: a message acknowledged before it came is never delivered, also from within a batch."""
     engine = check_both([define(), SUBSCRIBED, EARLY], in_order(1, 8))
     acknowledged = {r["message_id"] for r in engine.rows() if r["event"] == "acknowledged"}
     assert acknowledged == {"2", "3", "4"}
@@ -247,7 +246,7 @@ def test_S1_a_batch_cannot_multiply_a_key_or_headers(
 
 
 def test_a_plain_producer_can_send_a_batch_to_a_captured_topic(bench: Bench) -> None:
-    """Without `to` and without a producer: count is all that is needed."""
+    """Without `to` and without a producer: the count alone is enough."""
     bench.engine.publish("orders", encode_run([b"{}", b"[]"]), None, [("lq", b'{"count": 2}')])
     assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
 

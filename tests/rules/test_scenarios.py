@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("small_active_sets")
 
 SHARED, OWN = load(), load(ENGINE_FOLDER)
 SCENARIOS = SHARED + OWN
-# How many rules of each kind there are.
+# The number of rules of each kind.
 RULES = {
     "B": 4, "C": 7, "F": 5, "H": 5, "L": 13, "M": 6, "O": 4, "P": 7, "Q": 9, "R": 6, "S": 12,
     "X": 6,
@@ -69,7 +69,7 @@ def test_enough_scenarios_are_fit_for_the_job() -> None:
     ],
 )
 def test_a_wrong_expectation_fails(wrong: str) -> None:
-    """The judge of the judge: a runner that never fails proves nothing."""
+    """A test of the runner: one that never fails proves nothing."""
     text = f"""
     scenario O1_wrong
     queue orders max_per_subscription_backlog=5

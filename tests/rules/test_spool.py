@@ -5,7 +5,8 @@ from rules.harness import Bench, drain
 
 
 def again(bench: Bench, *bodies: bytes, **options: str) -> list[str]:
-    """The ids of messages that one producer sends from its first sequence on, as after a crash."""
+    """The ids of messages that one producer repeats from its first sequence on, as after a
+    crash."""
     producer = bench.connection.producer(producer_id="p", first_sequence=1)
     return [producer.send("orders", one, **options).message_id for one in bodies]
 
@@ -33,7 +34,7 @@ def test_P1_a_retransmission_of_a_finished_message_is_stored_nowhere(bench: Benc
 
 
 def test_P1_a_nacked_message_may_be_sent_again(empty: Bench) -> None:
-    """It was not stored, so the second try is no duplicate."""
+    """It was not stored, so the second attempt is no duplicate."""
     empty.define(message_type="binary", max_spool_usage=4)
     consumer = empty.consumer()
     empty.send(b"full")
@@ -78,16 +79,16 @@ def told_again(producer: ProducerHistory, seq: int) -> list[list[int]]:
 
 
 def test_P1_a_repeated_sequence_is_answered_with_its_id() -> None:
-    """Sequence 1 was lost at first and came after 2 and 3: its run is not the first."""
+    """Sequence 1 was lost at first and came after 2 and 3: its range is not the first."""
     producer = stored((2, 10), (3, 11), (1, 12))
     assert sorted(told_again(producer, 1)) == [[1, 1, 12], [2, 2, 10]]
 
 
 def test_P1_sequences_no_longer_remembered_are_answered_as_a_range() -> None:
-    """Who sends all of it again is told of all that is stored, but for what is missing between, or
-    each of its messages would wait for a retransmission of its own."""
+    """A producer that repeats everything gets receipts for all stored messages, without the gaps.
+    Otherwise each message would wait for a retransmission of its own."""
     numbers = [seq for seq in range(1, 31 + RUNS_MAX) if seq != 11]
-    producer = stored(*((seq, 1000 - 2 * seq) for seq in numbers))  # each a run of its own
+    producer = stored(*((seq, 1000 - 2 * seq) for seq in numbers))  # each a range of its own
     for seq, told in ((1, [1, 10, 0]), (20, [20, 11, 0])):
         runs = told_again(producer, seq)
         assert (runs[0], len(runs)) == (told, 1 + RUNS_MAX)

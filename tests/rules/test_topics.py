@@ -11,7 +11,7 @@ from lakequeue.protocol.patterns import kind_of, matches
 from rules.harness import Bench
 from rules.steps import define, started
 
-MATCHES: dict[str, tuple[list[str], list[str]]] = {  # what it takes, what it does not
+MATCHES: dict[str, tuple[list[str], list[str]]] = {  # matches, and topics that do not match
     "a/*/c": (["a/b/c"], ["a/b/b/c"]),
     "a/*": (["a/b"], ["a/b/c"]),
     "*": (["a"], ["a/b"]),
@@ -123,7 +123,7 @@ def test_Q2_a_wildcard_takes_no_plain_records_of_another_vpn() -> None:
 
 
 class Looked(list[str]):
-    """Topics of a queue, and how many were looked at; who goes through them looks at all."""
+    """A queue's topics that count their lookups; an iteration looks at all of them."""
 
     looks = 0
 

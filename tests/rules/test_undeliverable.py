@@ -1,5 +1,5 @@
-"""X5: what Kafka refuses for its size does not come round for ever, and what only travels with it
-goes on."""
+"""X5: a message that Kafka refuses for its size is not repeated for ever, and others in its record
+go on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def refused(ids: str, queue: str = "orders") -> c.Undeliverable:
 
 
 def sent(steps: Steps, **keys: Any) -> str:
-    """One message, delivered to a consumer; its id."""
+    """One message, delivered to a consumer; returns its id."""
     dying = define(dead_message_queue="dead", **keys)
     out = steps.run([define("dead"), dying, subscribe("s")], [("orders", b"1")])
     return str(of(Deliveries, out)[0].ids[0])
@@ -126,7 +126,7 @@ def test_P3_a_split_receipt_confirms_nothing_that_a_later_part_refuses() -> None
 
 
 def test_X5_micro_batches_split_records_before_kafka_refuses_the_batch() -> None:
-    """What cannot be cut is not sent: the broker is told, once of each message."""
+    """A record that cannot be split is not sent: the broker learns of it, once for each message."""
 
     def message(first: int, *sizes: int) -> Deliveries:
         ids = [*range(first, first + len(sizes))]

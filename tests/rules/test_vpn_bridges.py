@@ -1,5 +1,5 @@
-"""Bridges between VPNs of a home (H1–H3): what may cross, under whose rules, and that nothing is
-lost or doubled."""
+"""Bridges between VPNs of a home (H1–H3): which messages may cross, under whose rules, and that
+nothing is lost or doubled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leaves fits into a Kafka record, headers included, whatever was said (S1)."""
+"""Every output fits into a Kafka record, headers included, whatever the input (S1)."""
 
 import json
 from collections.abc import Callable
@@ -32,7 +32,7 @@ def test_P3_many_refusals_are_sent_in_several_records() -> None:
         value = json.loads(record.value or b"")
         told |= {nack["seq"] for nack in value["nacks"]}
         settled = value["up_to"]
-        assert set(range(1, settled + 1)) <= told, "settled, and not said that it was refused"
+        assert set(range(1, settled + 1)) <= told, "settled, although refused"
     assert settled == 20_001
     assert sum(len(json.loads(r.value or b"")["runs"]) for r in records) == 1
 
@@ -65,7 +65,7 @@ def test_S1_a_rejected_record_is_cut() -> None:
 
 
 def test_commands_to_a_just_added_broker_are_not_rejected() -> None:
-    """Whoever says it may not have seen that broker's topic yet; a client's topic must be there."""
+    """The sender may not have seen that broker's topic yet; a client's topic must exist."""
     known = {"default.rejected": 1}
     said = MeshRecord("new", 0, "a", 7, 1, Sync())
     (record,) = wire.encode([said], known)
@@ -76,7 +76,7 @@ def test_commands_to_a_just_added_broker_are_not_rejected() -> None:
 
 
 def test_a_publisher_cannot_pose_as_the_engine() -> None:
-    """Who reads a record's headers into a map keeps the last of a name."""
+    """A reader that puts headers into a map keeps the last one of a name."""
     said = [("lq-id", b"9"), ("lq-framing", b"reply"), ("lq-dead-time", b"soon"), ("k", b"v"),
             ("lq-replay-of", b"3")]  # fmt: skip
     headers = (wire.headers_json(said) or "").encode()
@@ -87,7 +87,7 @@ def test_a_publisher_cannot_pose_as_the_engine() -> None:
     assert sent[-2:] == [("k", b"v"), ("lq-replay-of", b"3")]
 
 
-# ---------------------------------------------------------------- what comes in
+# ---------------------------------------------------------------- inputs
 
 READERS: dict[str, Callable[[bytes], object]] = {
     "lq": decode_publish_header, "a far end": home_bridges.decode_send,

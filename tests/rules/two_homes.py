@@ -38,7 +38,7 @@ class Ends:
             self.producer.send(to, str(body).encode(), **options)
 
     def bodies(self, queue: str) -> list[str]:
-        """All that is in a queue, acknowledged."""
+        """All messages of a queue, acknowledged."""
         with self.far.consumer(queue, max_backlog=100, ack_mode="individual") as consumer:
             return [message.payload.decode() for message in take(consumer)]
 
@@ -78,7 +78,7 @@ class Two(Ends):
             self.west.admin().bridge(leaves | bridge)
 
     def expect(self, topics: str = ">", **changes: Any) -> None:
-        """Let a bridge arrive, made anew if it did before."""
+        """Allow a bridge to arrive; recreate it if it was there before."""
         if self.east.admin().bridges():
             self.east.admin().delete_bridge("out")
         self.east.admin().bridge(ARRIVES | {"subscriptions": [topics]} | changes)
@@ -106,7 +106,7 @@ class Two(Ends):
 
 class Vpns(Ends):
     """A home of the brokers `one`, `two` and `three` with the VPNs `a` and `b`, and a bridge from a
-    to b. near, far: the brokers of its ends; b: what b's definition says."""
+    to b. near, far: the brokers of its ends; b: keys of b's definition."""
 
     bridge = "ab"
 
@@ -133,7 +133,7 @@ class Vpns(Ends):
         self.a(brokers[-1]).admin().bridge(there | bridge)
 
     def expect(self, **changes: Any) -> None:
-        """Let the bridge arrive."""
+        """Allow the bridge to arrive."""
         one = {"name": "ab", "from": "vpn://a", "to": self.far_broker, "subscriptions": ["a/>"]}
         self.b("one").admin().bridge(one | changes)
 
