@@ -9,13 +9,14 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..protocol import ConfigError
-from ..protocol.bounds import shown
+from ..protocol.bounds import NAME_CHARACTERS_MAX, shown
 from .admin import Admin, Redriven
 from .connection import Connection, credentials
 from .consumer.consumer import Consumer
 from .kafka import connect_kafka
 from .message import BrowsedMessage, Message
 from .producer.producer import Producer, Receipt
+from .session.requests import NAME_MAX
 from .values import text_of
 
 __all__ = [
@@ -67,6 +68,13 @@ def connect(
         raise ConfigError(f"url: {shown(url)} – {ADDRESSES}") from None
     except ValueError as error:
         raise ConfigError(f"url: {shown(url)} – {error}; {ADDRESSES}") from error
+    # Before anything is asked for an answer.
+    text_of(vpn, "vpn", NAME_MAX)
+    for what, name, most in (
+        ("client_name", client_name, NAME_MAX), ("broker", broker, NAME_CHARACTERS_MAX)
+    ):  # fmt: skip
+        if name is not None:
+            text_of(name, what, most)
     signed_by = credentials(None if key is None else text_of(key, "key", KEY_MAX))
     if parts.path.strip("/") or parts.fragment or (parts.query and parts.scheme == "kafka"):
         raise ConfigError(f"url: {shown(url)} – {ADDRESSES}; a VPN or a broker: vpn=, broker=")
