@@ -13,6 +13,7 @@ name changes.
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -132,16 +133,24 @@ def _plain(value: Any) -> Any:
     return bytes(value) if isinstance(value, bytearray) else value
 
 
-def _order(row: dict[str, Any], first: tuple[str, ...]) -> list[tuple[bool, Any]]:
-    """The sort key of a row: nulls first, maps by their pairs."""
-    names = [*first, *sorted(set(row) - set(first))]
-    return [(row[n] is not None, "" if row[n] is None else _comparable(row[n])) for n in names]
+def _order(row: dict[str, Any], first: tuple[str, ...]) -> list[tuple[int, Any]]:
+    """The sort key of a row."""
+    return [_comparable(row[name]) for name in (*first, *sorted(set(row) - set(first)))]
 
 
-def _comparable(value: Any) -> Any:
-    if isinstance(value, dict):
-        return sorted(value.items())
-    return _plain(value)
+def _comparable(value: Any) -> tuple[int, Any]:
+    """A total order of a column's values: nulls first, NaN last, also inside arrays, structs and
+    maps, which are compared by their pairs."""
+    match value:
+        case None:
+            return 0, ""
+        case float() if math.isnan(value):
+            return 2, ""
+        case dict():
+            return 1, sorted((key, _comparable(one)) for key, one in value.items())
+        case list():
+            return 1, [_comparable(one) for one in value]
+    return 1, _plain(value)
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:

@@ -54,6 +54,31 @@ def test_P1_the_same_rows_in_another_order_are_the_same_messages(bench: Bench) -
     assert set(got) == {f"{i:03}" for i in range(100)}
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [float("nan"), 1.0, float("inf"), None, -1.0, float("nan")],
+        [[1, None], [1, 2], [None], [], None, [float("nan")]],
+        [{"a": None}, {"a": "x"}, {"b": None}, {}, None],
+        [Row(x=None, y=1), Row(x=1, y=None), Row(x=1, y=2), None],
+        [b"\x00", bytearray(b"\xff"), b"", None],
+    ],
+    ids=["numbers", "arrays", "maps", "structs", "bytes"],
+)
+def test_P1_rows_with_any_values_have_one_order(values: list[Any]) -> None:
+    """NaN is neither smaller nor larger than a number, and null is not comparable."""
+    given = [
+        Row(payload=f"{i}", n=value).asDict(recursive=True) for i, value in enumerate(values)
+    ] * 3
+    orders = {
+        tuple(
+            row["payload"] for row in sorted(part, key=lambda row: publishing._order(row, ("n",)))
+        )
+        for part in (random.Random(seed).sample(given, len(given)) for seed in range(20))
+    }
+    assert len(orders) == 1
+
+
 def test_orderBy_says_in_which_order_they_are_sent(bench: Bench) -> None:
     options = write_options(OPTIONS | {"orderBy": "n"})
     given = [Row(payload=f"{i}", n=-i) for i in range(20)]
