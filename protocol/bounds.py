@@ -1,8 +1,8 @@
-"""Bounds of values on the wire, as types. Everything that comes in is decoded with them.
+"""Types with the bounds of values on the wire. All input is decoded with them.
 
-A field's type is its bounds, so no rule sees a number that does not fit into its column or a text
-that is too long to be sent on. Other values are refused with a sentence that names the field, the
-value and what is allowed.
+The type of a field bounds its values, so no later code meets a number that does not fit into its
+column, or a text that is too long to forward. Decoding refuses other values with a sentence that
+names the field, the value and what is allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 DURATION_MS_MAX = 100 * 365 * 86_400_000  # 100 years
-YEAR_9999_ENDS_MS = 253_402_300_799_999  # the last time that calendars here can show
+YEAR_9999_ENDS_MS = 253_402_300_799_999  # the last time that `datetime` can represent
 BACKLOG_MAX = 1_000_000  # messages of one subscription
 NAME_CHARACTERS_MAX = 250
 TOPIC_CHARACTERS_MAX = 1_000
@@ -35,15 +35,15 @@ DurationMs = Annotated[int, msgspec.Meta(ge=0, le=DURATION_MS_MAX)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Number = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
-# Raised when a foreign record is decoded. msgspec's errors are ValueErrors; values nested too deep
-# are not.
+# Errors that decoding a foreign record can raise. msgspec's are ValueErrors; values that are nested
+# too deeply raise RecursionError.
 CANNOT_DECODE = (ValueError, RecursionError)
 
 SHOWN_CHARACTERS_MAX = 80
 
 
 def shown(value: object) -> str:
-    """A value for an error's text: short, and without raising an error."""
+    """Format a value for an error message: short, and never raises."""
     try:
         text = repr(value)
     except Exception:  # an application's class, or a number with too many digits for Python
@@ -52,7 +52,7 @@ def shown(value: object) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Whether a text can be encoded; half a surrogate pair cannot."""
+    """Whether a text can be encoded as UTF-8; an unpaired surrogate cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -64,7 +64,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def within_calendar(ms: int) -> int:
-    """The nearest time from 1970 to 9999, epoch ms, which every calendar can show."""
+    """Clamp epoch ms to the years 1970 to 9999, which every calendar can represent."""
     return min(max(ms, 0), YEAR_9999_ENDS_MS)
 
 
@@ -74,7 +74,7 @@ def datetime_of(ms: int) -> datetime:
 
 
 def explain(error: msgspec.ValidationError, value: bytes) -> str:
-    """What is wrong with a record, as a sentence with the field and its value."""
+    """Describe what is wrong with a record, in a sentence with the field and its value."""
     text = str(error)
     # Inside a map or a list the error has no path, so the whole value is shown.
     found = re.fullmatch(

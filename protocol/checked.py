@@ -1,8 +1,8 @@
-"""Checks before a command is sent that the engine will read exactly this command.
+"""Checks a command before it is sent: the engine must decode exactly the same command.
 
-Most commands are not answered, so the client would not notice that the engine refused one. A
-command is encoded, and decoded again with the engine's decoder. JSON changes some values: bytes
-become base64, a time becomes text, NaN becomes null. Such a value is refused by name.
+Most commands have no answer, so the client would not notice a refusal. It therefore decodes each
+encoded command again with the engine's decoder. JSON changes some values: bytes become base64, a
+time becomes text, NaN becomes null. The error names such a value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Command = TypeVar("_Command", bound=Command)
 
 
 def _plain(value: object) -> str:
-    """Encode a subclass of str, which msgspec does not."""
+    """Encode a subclass of str, which msgspec refuses."""
     if isinstance(value, str):
         return str.__str__(value)
     raise NotImplementedError
@@ -35,7 +35,7 @@ _encoder = msgspec.json.Encoder(enc_hook=_plain)
 
 
 def checked(command: _Command) -> _Command:
-    """The command, if the engine can read it. Raises ConfigError."""
+    """Return the command if the engine can read it. Raises ConfigError."""
     encode_checked(command)
     return command
 
@@ -60,14 +60,14 @@ def encode_checked(command: Command) -> bytes:
 
 
 def _refuse_bad_values(command: Command) -> None:
-    """Raise ConfigError for the first value that JSON does not have, or changes."""
+    """Raise ConfigError for the first value that JSON lacks or changes."""
     for name in command.__struct_fields__:
         for where, value, why in _odd(name, getattr(command, name), 0):
             raise ConfigError(f"{where}: {shown(value)} – {why}")
 
 
 def _odd(where: str, value: Any, depth: int) -> Iterator[tuple[str, object, str]]:
-    """Each such value within this one: its path, the value, and what is allowed."""
+    """Yield each value that JSON lacks or changes: its path, the value, and what is allowed."""
     if depth > DEPTH_MAX:
         yield where, value, f"allowed are {DEPTH_MAX} levels of nested values"
     elif isinstance(value, msgspec.Struct):
@@ -85,7 +85,7 @@ def _odd(where: str, value: Any, depth: int) -> Iterator[tuple[str, object, str]
             yield from _odd(f"{where}[{at}]", inner, depth + 1)
     elif isinstance(value, str):
         if not is_utf8(value):
-            yield where, value, "allowed is valid Unicode text; this has half a surrogate pair"
+            yield where, value, "allowed is valid Unicode text; this has an unpaired surrogate"
     elif isinstance(value, float):
         if not math.isfinite(value):
             yield where, value, "allowed are finite numbers"

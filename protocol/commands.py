@@ -31,14 +31,14 @@ from .mesh_messages import BrokerNumber
 
 
 class Inbox(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a client reads: a Kafka topic and one partition of it."""
+    """The Kafka topic and partition in which a client reads."""
 
     topic: Topic
     partition: Partition = 0
 
 
 class ReplyTo(Inbox, frozen=True):
-    """Where the answer goes; ``request`` is repeated in it."""
+    """The inbox for the answer, which repeats ``request``."""
 
     request: Name = ""
 
@@ -55,8 +55,8 @@ class Command(
 
 
 class Begin(Command, frozen=True, tag="begin"):
-    """The engine's mark at each start: commands before it were for an earlier home. joins_homes:
-    bridges to other homes are served."""
+    """Marks a start of the engine: commands before it were for an earlier home. joins_homes: the
+    engine serves bridges to other homes."""
 
     epoch: Count
     joins_homes: bool = True
@@ -70,8 +70,8 @@ class Configure(Command, frozen=True, tag="configure"):
 
 
 class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A client that may speak: its VPN, name, key (sealed, see `signing`), and whether it is an
-    administrator."""
+    """A client that may send commands: its VPN, name, key (sealed, see `signing`), and whether it
+    is an administrator."""
 
     vpn: Name
     name: Name
@@ -80,22 +80,22 @@ class KnownClient(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class Clients(Command, frozen=True, tag="clients"):
-    """Which clients may send commands; with ``required``, a VPN's unsigned ones are refused."""
+    """Set which clients may send commands. ``required``: a VPN's unsigned commands are refused."""
 
     required: bool
     clients: list[KnownClient] = []
 
 
 class Peers(Command, frozen=True, tag="peers"):
-    """The home's brokers with their numbers, and their groups."""
+    """Set the home's brokers with their numbers, and their groups."""
 
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name] = {}
 
 
 class Define(Command, frozen=True, tag="define"):
-    """Define a queue, or define it again (Q9). Keys that are not named get their defaults;
-    with ``replace=false`` they stay as they are, and null gives one its default."""
+    """Define a queue, or define it again (Q9). Missing keys get their defaults; with
+    ``replace=false`` they keep their values, and null sets a key's default."""
 
     definition: dict[str, Any]
     replace: bool = True
@@ -142,7 +142,7 @@ class SetBacklog(Command, frozen=True, tag="set_backlog"):
 
 
 class Unsubscribe(Command, frozen=True, tag="unsubscribe"):
-    """End a subscription; what it holds returns to the queue (L1)."""
+    """End a subscription; its leased messages return to the queue (L1)."""
 
     queue: Name
     subscription: Name
@@ -164,17 +164,18 @@ class Bye(Command, frozen=True, tag="bye"):
 
 
 class Named(Command, frozen=True, kw_only=True):
-    """A command for messages of one home: their ids mean something there only.
+    """Base of commands that name messages by id. An id is valid in one home only.
 
-    epoch: the home's, from the delivery or an answer; 0 says nothing. With another epoch than the
-    home's a command is refused.
+    epoch: the home's, from the delivery or an answer; 0: none given. The engine refuses a command
+    with the epoch of another home.
     """
 
     epoch: Count = 0
 
 
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
-    """Remove messages: ``ids``, all that the subscription holds ``up_to`` an id, or ``where``."""
+    """Remove messages: those in ``ids``, all that the subscription has leased ``up_to`` an id, or
+    all that match ``where``."""
 
     queue: Name
     subscription: Name = ""
@@ -269,9 +270,9 @@ class Browse(Command, frozen=True, tag="browse"):
 
 
 class Change(Named, frozen=True, kw_only=True):
-    """An administrator changes messages of a queue, all or by predicate or ids (R6).
+    """Base of an administrator's changes to messages of a queue: all, or by predicate or ids (R6).
 
-    dry_run: nothing is changed, and the answer is how many would be; who, why: for the journal.
+    dry_run: change nothing, and answer how many messages would change; who, why: for the journal.
     """
 
     queue: Name
@@ -315,14 +316,14 @@ class Shutdown(Command, frozen=True, tag="shutdown"):
 
 
 class SubscribeTopic(Command, frozen=True, tag="subscribe_topic"):
-    """The queue also takes what is published to a topic or pattern."""
+    """Add a topic or pattern whose messages the queue also gets."""
 
     queue: Name
     topic: Topic
 
 
 class UnsubscribeTopic(Command, frozen=True, tag="unsubscribe_topic"):
-    """End a topic subscription; what was spooled for it is still delivered (S7)."""
+    """End a topic subscription; messages that were spooled for it are still delivered (S7)."""
 
     queue: Name
     topic: Topic
@@ -335,7 +336,7 @@ class Events(Command, frozen=True, tag="events"):
 
 
 class Bridge(Command, frozen=True, tag="bridge"):
-    """Make a bridge, or define it again (H1–H3). Without ``from`` it begins at this broker.
+    """Create a bridge, or define it again (H1–H3). Without ``from`` it begins at this broker.
     ``replace``: as in `define`."""
 
     definition: dict[str, Any]
@@ -343,7 +344,7 @@ class Bridge(Command, frozen=True, tag="bridge"):
 
 
 class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
-    """Delete a bridge with what waits for it; answers how many messages that were. waited: between
+    """Delete a bridge with its waiting messages; answers how many they were. waited: between
     brokers, that number."""
 
     name: Name
@@ -361,8 +362,8 @@ class DescribeBridge(Command, frozen=True, tag="describe_bridge"):
 
 
 class RecordsLost(Command, frozen=True, tag="records_lost"):
-    """For the events: Kafka deleted records of a topic before they were read, or the topic was
-    recreated. ``reader``: ``engine``, or ``tables`` where only the Delta tables lack them."""
+    """Record an event: Kafka deleted records of a topic before they were read, or the topic was
+    recreated. ``reader``: ``engine``, or ``tables`` if only the Delta tables lack them."""
 
     topic: Topic
     records: Count
@@ -371,13 +372,13 @@ class RecordsLost(Command, frozen=True, tag="records_lost"):
 
 
 class Stuck(Command, frozen=True, tag="stuck"):
-    """For the events: this broker took no more steps and was restarted."""
+    """Record an event: this broker took no more steps and was restarted."""
 
     why: Text
 
 
 class RecordRefused(Command, frozen=True, tag="record_refused"):
-    """For the events: Kafka permanently refuses a record for this topic."""
+    """Record an event: Kafka permanently refuses a record for this topic."""
 
     topic: Topic
     why: Text
@@ -402,9 +403,9 @@ class BeginAgain(Command, frozen=True, tag="begin_again"):
 
 
 class Tables(Command, frozen=True, tag="tables"):
-    """How far the Delta tables are written, for receipts with `durability: delta`. ``written``:
-    whether there are tables, null for no change; ``stopped``: why they cannot be written now, empty
-    if they can."""
+    """Report how far the Delta tables are written, for receipts with `durability: delta`.
+    ``written``: whether there are tables, null for no change; ``stopped``: the reason why they
+    cannot be written now, empty if they can."""
 
     written: bool | None = True
     up_to: dict[Text, Count] = {}
@@ -412,7 +413,7 @@ class Tables(Command, frozen=True, tag="tables"):
 
 
 class ExistingTopics(Command, frozen=True, tag="existing_topics"):
-    """Which of the topics that queues name exist in Kafka, sorted."""
+    """Report which of the topics that queues name exist in Kafka, sorted."""
 
     topics: list[Topic]
 
@@ -430,7 +431,7 @@ AnyCommand = (
     | ExistingTopics
 )  # fmt: skip
 
-# The broker that keeps the directory decides on these; others pass them on.
+# The keeper of the directory executes these commands; other brokers forward them.
 OF_KEEPER = (Define, Delete, MoveQueue)
 KEEPER = 0  # the keeper of a new home; if that broker is removed, another one takes over
 # Commands of the engine, not of a tenant.

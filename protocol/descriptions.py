@@ -16,7 +16,7 @@ TOPIC_MISSING = "topic_missing"  # an alert that a queue has only if all its hos
 
 
 def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """One description of a queue from those of several brokers, by name."""
+    """Combine a queue's descriptions by several brokers into one. parts: by the broker's name."""
     names = list(parts)
     whole = dict(parts[names[0]])
     if len(names) == 1:
@@ -45,8 +45,8 @@ def add_up(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def add_up_usage(each: list[dict[str, Any]]) -> dict[str, Any]:
-    """One usage from those of several brokers. Limits are added too, since each broker has its own;
-    if one has none, the sum has none."""
+    """Combine the usage of several brokers. Limits are added too, since each broker has its own; if
+    one broker has no limit, the sum has none."""
     if len(each) == 1:
         return each[0]
     whole: dict[str, Any] = {}

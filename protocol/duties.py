@@ -1,4 +1,4 @@
-"""Runs several duties, each of them even if others fail."""
+"""Runs several functions, all of them even if some fail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ log = logging.getLogger("lakequeue")
 
 
 def do_every(duties: Iterable[Callable[[], object]]) -> None:
-    """Run all duties in order. Then raise the first error; the others are logged."""
+    """Run all duties in order, then raise the first error. The other errors are logged."""
     errors: list[Exception] = []
     for duty in duties:
         try:

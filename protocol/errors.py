@@ -1,6 +1,6 @@
 """Error classes that users see, and the reasons of refusals.
 
-An error's message is a sentence that names the thing, its value and what is allowed.
+An error's message names the thing, its value, and what is allowed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def first_line(error: Exception) -> str:
 
 
 class ConfigError(LakequeueError, ValueError):
-    """A definition or a configuration is refused; every problem in it is listed (Q7)."""
+    """A definition or a configuration was refused; the error lists every problem in it (Q7)."""
 
     def __init__(self, problems: tuple[Problem, ...] | list[Problem] | str) -> None:
         self.problems: tuple[Problem, ...] = () if isinstance(problems, str) else tuple(problems)
@@ -47,20 +47,20 @@ class ConfigError(LakequeueError, ValueError):
 
 
 def no_such_queue(queue: str, vpn: str, key: str = "queue") -> ConfigError:
-    """The error of a command for a queue that is not there. key: the field that names it."""
+    """The error for a queue that does not exist. key: the field that names it."""
     return ConfigError(
         f"{key}: {queue!r} – there is no such queue in VPN {vpn!r}; `lakequeue queues` lists the "
         "queues, `lakequeue define` creates one"
     )
 
 
-REMEDIES = {  # by reason, for a refusal whose detail does not say what to do
+REMEDIES = {  # by reason, for a refusal whose detail names no remedy
     "no_matching_destination": "check the name, and the queues' topics and filters",
     "broker_quota": "consume messages, or raise system.max_spool_usage",
     "vpn_quota": "consume messages, or raise max_spool_usage of the VPN",
     "queue_quota": "consume messages, or raise the queue's max_spool_usage or max_spool_messages",
-    "message_too_large": "send less, also in headers, or raise its max_message_size (at most 11MB)",
-    "queue_shutdown": "its ingress is shut down; admin.shutdown(queue) opens it",
+    "message_too_large": "send less (headers count), or raise its max_message_size (at most 11MB)",
+    "queue_shutdown": "its ingress is shut down; admin.shutdown(queue) opens it again",
     "low_priority_limit": "send later, or with a priority of 4 or more",
     "spool_files": "acknowledge or purge messages, or raise system.max_spool_files",
 }
@@ -86,11 +86,11 @@ class LeaseLost(LakequeueError):
 
 
 class Timeout(LakequeueError):
-    """No answer came in time. Whether the request was carried out is unknown."""
+    """No answer came in time. The request may or may not have been carried out."""
 
 
 class Moved(LakequeueError):
-    """The queue is on another broker. Clients follow by themselves."""
+    """The queue is on another broker. Clients follow it automatically."""
 
     def __init__(self, sentence: str, hosts: dict[str, int]) -> None:
         self.hosts = hosts  # the numbers of the queue's brokers, by name
@@ -98,7 +98,7 @@ class Moved(LakequeueError):
 
 
 class PermissionDenied(LakequeueError):
-    """The client may not give a command, or its signature is missing or invalid. ``reason`` is
+    """The client may not send a command, or its signature is missing or invalid. ``reason`` is
     `permission_denied`; ``queue`` is the command's queue, if any."""
 
     def __init__(self, why: str, queue: str | None = None) -> None:
@@ -116,7 +116,7 @@ class NotConnected(LakequeueError):
 
 
 class Reason(enum.StrEnum):
-    """Why a message was refused, discarded or dead-lettered."""
+    """The reason why a message was refused, discarded or dead-lettered."""
 
     BROKER_QUOTA = "broker_quota"
     VPN_QUOTA = "vpn_quota"
@@ -131,7 +131,7 @@ class Reason(enum.StrEnum):
     NO_TABLES = "no_tables"  # `durability: delta`, but the Delta tables are missing or behind
     SUPERSEDED = "superseded"  # a newer producer with the same id has started
     # Reasons of dead messages (X5).
-    REFUSED_BY_KAFKA = "refused_by_kafka"  # Kafka refused its delivery, not because of its size
+    REFUSED_BY_KAFKA = "refused_by_kafka"  # Kafka refused the delivery, but not for its size
     EXPIRED = "expired"
     MAX_DELIVERIES = "max_deliveries"
     MAX_CANCELS = "max_cancels"

@@ -1,7 +1,7 @@
-"""Checks files by Hadoop's checksums, which Spark writes next to its local files.
+"""Checks files against Hadoop's checksums, which Spark writes next to its local files.
 
-After a power loss, files that were closed and renamed before may be empty or truncated. Java's
-readers notice with the file ``.NAME.crc`` and raise. This module makes the same check in advance.
+A power loss can empty or truncate files that were closed and renamed before. Java's readers detect
+this with the file ``.NAME.crc`` and raise. This module makes the same check in advance.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _MAGIC, _HEAD = b"crc\0", 8
 
 
 def sums_of(file: Path) -> Path:
-    """The file with a file's checksums."""
+    """The path of the file with a file's checksums."""
     return file.with_name(f".{file.name}.crc")
 
 
 def damage_of(file: Path) -> str:
-    """What is wrong with a file; empty if nothing is visible. A missing file is one result. Raises
-    OSError for other failures."""
+    """Describe a file's damage, such as "is missing" or "is empty"; an empty text if none is
+    visible. Raises OSError if the file cannot be read."""
     try:
         size = file.stat().st_size
     except FileNotFoundError:

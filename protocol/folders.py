@@ -5,10 +5,9 @@ A location is a path, or a URI of a file system that both Hadoop and Arrow suppo
 others `RemoteFolder` has the methods of `Path` that are needed, with the same meaning, so callers
 need not distinguish the two. Spark gets either as text.
 
-The environment says how to reach an S3 store, in the variables of Amazon's tools:
-``AWS_ENDPOINT_URL``, ``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
-``AWS_SESSION_TOKEN``. So Spark, Arrow and Delta's library all read them, and no secret is in a
-setting.
+Environment variables of Amazon's tools give access to an S3 store: ``AWS_ENDPOINT_URL``,
+``AWS_REGION``, ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``. Spark,
+Arrow and Delta's library all read them, so no setting contains a secret.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 from .errors import ConfigError
 
-S3A, S3 = "s3a", "s3"  # Hadoop's name and everybody else's
+S3A, S3 = "s3a", "s3"  # the scheme's name in Hadoop, and everywhere else
 SCHEMES = (S3A, S3, "gs", "abfss", "hdfs")
 ENDPOINT, REGIONS = "AWS_ENDPOINT_URL", ("AWS_REGION", "AWS_DEFAULT_REGION")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -110,7 +109,7 @@ class RemoteFolder:
             system.delete_dir(path)
 
     def move_to(self, place: RemoteFolder) -> None:
-        """Move a file, or a folder, which is copied and then removed."""
+        """Move a file or a folder. A folder is copied, then removed."""
         from pyarrow.fs import FileType, copy_files
 
         (system, path), (there, target) = self._there(), place._there()

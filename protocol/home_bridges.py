@@ -2,19 +2,18 @@
 
 Each home has its own Kafka, and only the two ends of a bridge exchange messages. The near end
 writes to a topic of its own home. The engine copies the bytes to the far home's topic, and the far
-end's answers back. If a copy did not arrive, it and all later records are copied again. The near
+end's answers back. If a copy is lost, the engine copies it and all later records again. The near
 end numbers its records (`BridgeSend.number`), the far end accepts the numbers in order, and an
-answer names its number. So each record is handled once and in order, and the copier needs no
-memory.
+answer names its number. So each record is handled once and in order, and the copier needs no state.
 
-`oldest` is the first number without an answer when the record was written. A far end that does not
-know the bridge yet begins there.
+`oldest` is the first number without an answer when the record was written. A far end that has no
+state for the bridge yet starts there.
 
-Directory. Each broker writes its ends of bridges into `<vpn>.directory`, where the engine reads
-which bridges to copy for (`BridgeEnds`).
+Directory. Each broker writes its ends of bridges to `<vpn>.directory`. The engine reads them there
+to find the bridges that it must copy for (`BridgeEnds`).
 
-The copier tells the near end its state in the near broker's topic (`<broker>.mesh`), under the key
-of the bridge. Only the engine writes there.
+The copier reports its state to the near end in the near broker's topic (`<broker>.mesh`), under the
+bridge's key. Only the engine writes there.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ WAITING: Final = "waiting"
 
 
 class HomeSend(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Messages, from a broker of another home. epoch: of that home; broker: its name."""
+    """A bridge's messages from a broker of another home. epoch: of that home; broker: the broker's
+    name."""
 
     epoch: Count
     broker: Name
@@ -54,8 +54,8 @@ class HomeAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 class CopierState(
     msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag="s"
 ):
-    """The state of the connection, as reported by the copier or the far end. why: a sentence, while
-    it waits."""
+    """The state of the connection, as reported by the copier or the far end. why: a sentence with
+    the reason, if it waits."""
 
     state: Literal["open", "waiting"]
     why: SentenceText
@@ -94,7 +94,7 @@ def bridge_key(vpn: str, bridge: str) -> bytes:
 
 
 def of_key(key: bytes) -> tuple[str, str]:
-    """The VPN and the bridge of such a key. Raises ValueError."""
+    """The VPN and the bridge in a `bridge_key`. Raises ValueError."""
     vpn, slash, bridge = key.removeprefix(COPIER_PREFIX).decode().partition("/")
     if not (slash and vpn and bridge):
         raise ValueError(f"not the key of a bridge: {key[:100]!r}")
@@ -136,12 +136,12 @@ def encode_written(epoch: int, time: int, event: int) -> bytes:
 
 
 class BridgeEnds:
-    """The ends of bridges between homes, as the directories say.
+    """The ends of bridges between homes, read from the directories.
 
-    A replaced worker of a broker may still write, so an older record may follow a newer one. It is
-    ignored. If compaction kept only the older one, a new reader is wrong at first. So each broker
-    writes all its ends again when the engine begins, and corrects a copier of a bridge that it does
-    not have.
+    A replaced worker of a broker may still write, so an older record may follow a newer one;
+    readers ignore it. If compaction keeps only the older record, a new reader starts with a wrong
+    entry. So each broker writes all its ends again when the engine starts, and corrects a copier
+    that serves a bridge that the broker does not have.
     """
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class BridgeEnds:
         self, epoch: int, topic: str, key: bytes | None, value: bytes | None,
         headers: Iterable[tuple[str, object]],
     ) -> EndId | None:  # fmt: skip
-        """Read a record of a directory; returns the end that it is about. None for any other
+        """Read a record of a directory; returns the end that it describes. None for any other
         record, one of another home than `epoch`, or one older than the known entry. Raises
         ValueError for a malformed record."""
         if key is None or not key.startswith(topics.DIRECTORY_BRIDGE.encode()):
@@ -165,7 +165,7 @@ class BridgeEnds:
         said = dict(headers).get(WRITTEN)
         written = _written.fullmatch(said) if isinstance(said, bytes) else None
         if written is None:
-            raise ValueError(f"{topic}: {key[:100]!r} does not say when it was written")
+            raise ValueError(f"{topic}: {key[:100]!r} has no valid header {WRITTEN!r}")
         own_epoch, time, event = map(int, written.groups())
         found, when = (topic.rpartition(".")[0], broker, bridge), (time, event)
         if own_epoch != epoch or when < self._written.get(found, when):

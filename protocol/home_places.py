@@ -2,7 +2,7 @@
 
 The home is a folder on the driver's machine: locks, logs, rebuilt state, Kafka's files, and
 `lakequeue.json`, which identifies it. Tables and checkpoints are large and must outlive that
-machine, so they can be on any file system (`folders`). Then `lakequeue.json` says where.
+machine, so they can be on any file system (`folders`). `lakequeue.json` then has their locations.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ ABOUT, PLACES = "lakequeue.json", "places"
 TABLES, CHECKPOINTS = "tables", "checkpoints"
 TABLES_LOCK = ".writer"  # next to the tables; their writer holds it
 KAFKA = "kafka"  # the id of the cluster that the home is on
-# Checkpoints of the queries that write tables; if one is missing, the tables say where to go on.
+# Checkpoints of the queries that write tables. If one is missing, the query resumes after the last
+# records in its tables.
 OF_TABLES = ("tables-checkpoint", "history-checkpoint")
 
 
 def places_of(home: Path) -> dict[str, str]:
-    """The locations in `lakequeue.json`; empty if there are none, or the file cannot be read, which
-    is reported elsewhere."""
+    """The locations in `lakequeue.json`; empty if there are none or the file is unreadable, which
+    other code reports."""
     try:
         stored = json.loads((home / ABOUT).read_text()).get(PLACES, {})
         return {name: str(stored[name]) for name in (TABLES, CHECKPOINTS) if name in stored}

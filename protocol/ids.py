@@ -2,7 +2,7 @@
 
 A message id is a 64-bit number written as text: the broker's number in the top 16 bits, the
 broker's counter below. Ranges are inclusive. Parsing never expands a range. Parsed ranges are
-ascending and do not overlap, whatever the text: an id that is named twice counts once.
+always ascending and without overlap: an id that is named twice counts once.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _ranges(text: str) -> Ranges:
             raise ValueError(
                 f"ids: {part.strip()[:60]!r} – allowed are message ids and ranges: '17', '1-500'"
             )
-        is_long = len(first) > 20 or len(last) > 20  # Python reads no number of any length
+        is_long = len(first) > 20 or len(last) > 20  # Python refuses to parse very long numbers
         low, high = (ID_MAX + 1,) * 2 if is_long else (int(first), int(last or first))
         if max(low, high) > ID_MAX:
             raise ValueError(f"ids: {part.strip()[:60]!r} – a message id is at most {ID_MAX}")
@@ -68,7 +68,7 @@ def _ranges(text: str) -> Ranges:
 
 
 def join_ranges(ranges: Ranges) -> Ranges:
-    """Ranges in any order as ascending ones without overlap."""
+    """Sort ranges and join those that overlap."""
     ranges = sorted(ranges)
     joined = ranges[:1]
     for low, high in ranges[1:]:
@@ -80,7 +80,7 @@ def join_ranges(ranges: Ranges) -> Ranges:
 
 
 def within(number: int, ranges: Ranges) -> bool:
-    """Whether one of the ranges, which ascend, has the number."""
+    """Whether one of the ascending ranges contains the number."""
     at = bisect_right(ranges, number, key=lambda one: one[0])
     return at > 0 and number <= ranges[at - 1][1]
 
@@ -102,7 +102,7 @@ def format_ranges(ids: Iterable[int]) -> str:
 
 
 def format_parts(ids: Iterable[int]) -> list[str]:
-    """Like `format_ranges`, split into texts that fit into a command each."""
+    """Like `format_ranges`, but split into texts that each fit into a command."""
     text = format_ranges(ids)
     if len(text) < LONG:
         return [text] if text else []

@@ -1,7 +1,7 @@
 """The journal: all events of a broker's steps, in segments (R1).
 
-A *segment* is one event of many messages with the same reason. `journal_encoding` makes Arrow
-records of them; clients do without, since Arrow takes long to load.
+A *segment* is one event of many messages with the same reason. `journal_encoding` encodes segments
+with Arrow. It is a separate module because clients do not need Arrow, which is slow to load.
 """
 
 from __future__ import annotations

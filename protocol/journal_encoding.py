@@ -44,8 +44,8 @@ _ONE_FOR_ALL = ("deliveries", "until")  # a segment may have one value for all i
 
 
 def _numbers(name: str, given: list[list[int] | int | None], lengths: Any) -> pa.Array:
-    """A column of numbers. given: per segment its values, one for all, or none; lengths: of the
-    segments, an array."""
+    """Build a column of numbers. given: per segment its list of values, one value for all messages,
+    or None; lengths: the segments' lengths, an array."""
     kind = SCHEMA.field(name).type
     dtype = kind.to_pandas_dtype()
     if name in _ONE_FOR_ALL:
@@ -67,7 +67,7 @@ def encode(journal: Journal) -> bytes:
     """
     segments = journal.segments
     lengths = np.array([len(s.ids) or 1 for s in segments], np.int64)
-    # Few segments differ in their texts, so the texts of equal ones are looked up once.
+    # Most segments share their texts, so each combination of texts is looked up only once.
     kinds: dict[tuple[str, ...], int] = {}
     codes = [kinds.setdefault(kind, len(kinds)) for kind in map(_kind, segments)]
     kind_of_row = np.repeat(np.array(codes, np.int32), lengths)

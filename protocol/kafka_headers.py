@@ -1,9 +1,9 @@
 """Reads a record's headers safely when a name is not UTF-8.
 
-Kafka accepts any bytes as a header's name. If they are not UTF-8, Java's client replaces them by
+Kafka accepts any bytes as a header's name. If they are not UTF-8, Java's client replaces them with
 U+FFFD. Python's client over the C library fails and returns a half-built list that crashes the
 process on access. This module refuses such a record like any other malformed one. The engine
-recognises it by `UNREADABLE` as its header `lq`.
+recognises it by the value `UNREADABLE` of its header `lq`.
 """
 
 from __future__ import annotations

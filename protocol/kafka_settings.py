@@ -1,7 +1,7 @@
 """Kafka's connection settings, for clients, the loop and Spark.
 
-A file of ``name=value`` lines, named by ``$LAKEQUEUE_KAFKA_SETTINGS``, has the settings under the
-names of librdkafka, most of which are Java's too:
+The variable ``$LAKEQUEUE_KAFKA_SETTINGS`` names a file of ``name=value`` lines. The names are
+librdkafka's, and most are Java's, too:
 
     security.protocol=SASL_SSL
     sasl.mechanism=SCRAM-SHA-512
@@ -24,7 +24,7 @@ from .errors import ConfigError, Problem
 
 VARIABLE = "LAKEQUEUE_KAFKA_SETTINGS"
 FOLDER_VARIABLE = "LAKEQUEUE_CREDENTIALS"
-# Here → Java's name, kafka-python's name.
+# Our name: Java's name, kafka-python's name.
 NAMES = {
     "security.protocol": ("security.protocol", "security_protocol"),
     "sasl.mechanism": ("sasl.mechanism", "sasl_mechanism"),
@@ -39,8 +39,8 @@ MECHANISMS = {
     "SCRAM-SHA-256": "scram.ScramLoginModule",
     "SCRAM-SHA-512": "scram.ScramLoginModule",
 }
-# Kafka's error codes from a partition's former leader. librdkafka goes on asking it for minutes,
-# unless somebody lists the topics.
+# Kafka's error codes from a partition's former leader. librdkafka keeps asking that leader for
+# minutes, unless a call that lists the topics refreshes its metadata.
 OLD_LEADER = (6, 74, 75)  # not leader, fenced leader epoch, unknown leader epoch
 _VALUES = {"security.protocol": PROTOCOLS, "sasl.mechanism": tuple(MECHANISMS)}
 

@@ -3,15 +3,15 @@
 Each ordered pair of brokers has one channel. A message is an output of one broker's step and an
 input of the other's, each exactly once and in order (`mesh/channel.py`).
 
-A record is a msgpack array: the sender's number and name, the home's epoch, the number, the kind,
-the body, and the number up to which the sender confirms the other's records. The body is the array
-of the fields of a `MeshMessage`, whose types have the bounds.
-Senders split lists of messages (`slices`), so that a record never exceeds what Kafka accepts.
+A record is a msgpack array: the sender's number and name, the home's epoch, the record's number,
+the kind, the body, and the number up to which the sender confirms the other broker's records. The
+body is the array of the fields of a `MeshMessage`, whose types have the bounds. Senders split lists
+of messages (`slices`), so that a record never exceeds what Kafka accepts.
 
-A message is sent as a whole row of its queue. A bridge's near end sends messages lane by lane; a
-lane's messages must keep their order. The far end answers each record with a receipt, which names
-only refused messages. `link` is the number of the bridge's endpoint at the near broker. It is never
-used again, so a recreated bridge takes no receipt of its predecessor (H1–H3).
+A message travels with its complete row of the queue. A bridge's near end sends messages lane by
+lane; a lane's messages must keep their order. The far end answers each record with a receipt, which
+names only refused messages. `link` is the number of the bridge's endpoint at the near broker. It is
+never reused, so a recreated bridge ignores receipts for its predecessor (H1–H3).
 """
 
 from __future__ import annotations
@@ -33,20 +33,21 @@ NO_ROWS = msgspec.msgpack.encode([])
 
 
 class MeshMessage(msgspec.Struct, frozen=True, array_like=True):
-    """Base of all messages between brokers. kind: its name on the wire. Fields of another version
-    behind the known ones are passed over."""
+    """Base of all messages between brokers. kind: its name on the wire. Decoders ignore extra
+    fields at the end, which another version may send."""
 
     kind: ClassVar[str] = ""
 
     def without_messages(self) -> MeshMessage:
-        """What a sender keeps of it until it is confirmed. The queue has its messages."""
+        """The part that a sender keeps until the message is confirmed. Its queue keeps the
+        contents."""
         return self
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A record of the channel. sender, name: the sending broker's; epoch: of its home; number: of
-    the record in this channel, in a `Sync` of the last one; confirms: the number of the last record
-    that the sender has received."""
+    """A record of the channel. sender, name: the sending broker's; epoch: of its home; number: the
+    record's in this channel, or in a `Sync` the last record's; confirms: the number of the last
+    record that the sender has received."""
 
     sender: BrokerNumber
     name: Name
@@ -160,10 +161,11 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 
 
 class HandOver(MeshMessage, frozen=True):
-    """Messages for a queue of the other broker. waiting: they are from a stand-in; else they are
-    granted to the other broker's consumers, and its ack moves the ownership. attempt: of the
-    stand-in's lane; filter: of the subscription that asked; rows: packed; born: the directory's
-    edition that created the queue, which distinguishes it from earlier queues of its name."""
+    """Messages for a queue of the other broker. waiting: True for messages of a stand-in; False for
+    messages granted to the other broker's consumers, which then owns those that it stores. attempt:
+    of the stand-in's lane; filter: of the subscription that requested them; rows: packed; born: the
+    directory's edition that created the queue, which distinguishes it from earlier queues of its
+    name."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -182,10 +184,9 @@ class HandOver(MeshMessage, frozen=True):
 
 
 class Answer(MeshMessage, frozen=True):
-    """The answer to a `HandOver` or `Carry`. stored: these messages are stored, or were removed by
-    their queue's rules. why: the queue refuses the others; empty if it refuses none. For messages
-    of a stand-in the others are all of the attempt that are not stored; granted ones are named in
-    `refused`."""
+    """The answer to a `HandOver` or `Carry`. stored: ids that the queue stored, or removed by its
+    rules. why: the reason for refusing the others; empty if none was refused. With `waiting`, the
+    refused messages are all others of the attempt; granted ones are listed in `refused`."""
 
     kind: ClassVar[str] = "answer"
 
@@ -201,8 +202,8 @@ class Answer(MeshMessage, frozen=True):
 
 class Room(MeshMessage, frozen=True):
     """By filter, how many messages of a queue the sender's consumers can take now, including
-    messages in transit to it; None if no consumer has this filter any more. Missing filters have
-    not changed. born: as in `HandOver`."""
+    messages in transit to it; None if no consumer has this filter any more. Filters that are not
+    listed have not changed. born: as in `HandOver`."""
 
     kind: ClassVar[str] = "room"
 
@@ -222,7 +223,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One change of a queue's topic subscriptions, of which there may be ten thousand."""
+    """One changed topic subscription of a queue, which may have ten thousand."""
 
     vpn: Name
     queue: Name
@@ -269,8 +270,8 @@ class Come(MeshMessage, frozen=True):
 
 
 class Carry(MeshMessage, frozen=True):
-    """Messages of a moving queue, with all they have; they stay at the sender until they are
-    answered. whole: in the last record, behind all messages: the queue's packed facts."""
+    """Messages of a moving queue with their complete state; the sender keeps them until the answer.
+    whole: the queue's packed facts, only in the last record, after all messages."""
 
     kind: ClassVar[str] = "carry"
 
@@ -287,7 +288,8 @@ class Carry(MeshMessage, frozen=True):
 
 
 class HasMoved(MeshMessage, frozen=True):
-    """To the keeper: a queue is at the sender now. error: why it did not move."""
+    """Reports to the keeper that a queue has moved to the sender. error: the reason, if it has
+    not."""
 
     kind: ClassVar[str] = "has_moved"
 
@@ -298,8 +300,8 @@ class HasMoved(MeshMessage, frozen=True):
 
 
 class Sync(MeshMessage, frozen=True):
-    """About the channel itself; it has no number of its own. again: the sender lacks records;
-    answer: it wants to know what has been received."""
+    """Controls the channel itself; it has no number of its own. again: the sender lacks records;
+    answer: it asks what has been received."""
 
     kind: ClassVar[str] = "sync"
 
@@ -308,8 +310,8 @@ class Sync(MeshMessage, frozen=True):
 
 
 class Heard(MeshMessage, frozen=True):
-    """Of an earlier version, which confirmed changes of the directory with it. It is passed over;
-    a home that was stopped may still have to repeat one."""
+    """A message of an earlier version, which confirmed changes of the directory with it. Receivers
+    ignore it; a home that was stopped may still have to send one again."""
 
     kind: ClassVar[str] = "heard"
 

@@ -9,8 +9,8 @@ application's and travel with the message. A record on a queue's underlying topi
 A *run* is several messages in one record: `count` messages with the sequences from `seq` on and
 otherwise the same header. The value has the end of each payload (`count` 32-bit numbers,
 big-endian, counted from the first payload), then the payloads. A run has no key and no other
-headers, because they would be stored for each message. It is short, because Spark bounds a batch
-by records.
+headers, because they would be stored for each message. Runs are short because Spark limits a batch
+by its number of records.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ HEADER = "lq"
 PRIORITY_DEFAULT = 4
 PRIORITY_MAX = 255
 RUN_MAX = 8
-# A destination with this prefix: only the queue with this name, not others that take its topic.
+# Prefix of a destination that is one queue only, without others that capture the same topic.
 QUEUE_ALONE = "#queue/"
-SEQUENCES = 1 << 61  # per start of a producer; the next start continues behind them (P1)
+SEQUENCES = 1 << 61  # per start of a producer; the next start continues after them (P1)
 
 
 class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -71,7 +71,7 @@ class PublishHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omi
 class Sender(msgspec.Struct, frozen=True):
     """The parts of a malformed header `lq` that an answer needs."""
 
-    producer: Text = ""  # may be longer than allowed, since that is answered too
+    producer: Text = ""  # may be longer than a valid name: such a sender gets an answer, too
     seq: int = 0
     reply: Partition = 0
     count: Any = 0
@@ -84,7 +84,7 @@ class Sender(msgspec.Struct, frozen=True):
 
     @property
     def has_history(self) -> bool:
-        """Whether the broker can remember its sequences; else it only answers."""
+        """Whether the broker can remember the producer's sequences. If not, it only answers."""
         return (
             len(self.producer) <= NAME_CHARACTERS_MAX
             and isinstance(self.start, str)
@@ -158,7 +158,7 @@ _counted = msgspec.json.Decoder(_Counted)
 
 
 def count_of(header: bytes | str | None) -> int:
-    """The number of messages that a record's header `lq` claims; 0: it claims no run."""
+    """The number of messages that a record's header `lq` claims; 0 if it claims no run."""
     if header is None:
         return 0
     try:
@@ -181,7 +181,7 @@ def decode_run(value: bytes | None, count: int) -> list[bytes]:
         payloads.append(value[start:stop])
         start = stop
     if start != len(value):
-        raise ValueError(f"a run of {count} has {len(value) - start} bytes behind its last payload")
+        raise ValueError(f"a run of {count} has {len(value) - start} bytes after its last payload")
     return payloads
 
 

@@ -1,5 +1,4 @@
-"""Limits what is logged again and again, such as one problem of many records or of a Kafka that is
-away."""
+"""Limits repeated log lines, such as one problem shared by many records or an unreachable Kafka."""
 
 from __future__ import annotations
 
@@ -11,14 +10,14 @@ THINGS_MAX = 1_000
 
 
 class OnceAMinute:
-    """Lets each thing pass once a minute, and at most `THINGS_MAX` things: clients may name many
-    times a topic that does not exist."""
+    """Passes each thing once a minute, and at most `THINGS_MAX` different things, because clients
+    can name any number of topics that do not exist."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}
 
     def first(self, thing: Hashable) -> bool:
-        """Note that it happened; returns whether to report it."""
+        """Record an occurrence; returns whether to report it."""
         now = time.monotonic()
         if now < self._until.get(thing, 0.0):
             return False

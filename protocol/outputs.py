@@ -15,9 +15,9 @@ from .mesh_messages import MeshMessage
 class Deliveries(msgspec.Struct):
     """Messages for one subscription, in order, as columns of equal length.
 
-    lease_ms: the rest of the lease when it is sent, 0 without an end; clients count from receipt
-    and never compare clocks; expires: epoch ms, 0 for never; numbers: of each delivery, unique in
-    the queue for the life of the home (L5); dead: the data of dead messages (X5), by index; flow:
+    lease_ms: the remaining lease when it is sent, 0 for no end (clients count from receipt and
+    never compare clocks); expires: epoch ms, 0 for never; numbers: one per delivery, unique in the
+    queue for the life of the home (L5); dead: the data of dead messages (X5), by index; flow:
     (base, number of the first message) for clients that send transport acks; again: a repetition
     with the same numbers (C2).
     """
@@ -51,7 +51,7 @@ class Receipts(msgspec.Struct):
     being stored (discarded, or stored too long ago to be remembered). nacks: ``(seq, reason, queue,
     detail)``. discarded: ``(seq, reason, queue)`` of acknowledged messages that a queue discarded
     (S4). broker: the number of the answering broker. repeated: ``[first_seq, last_seq]`` of
-    repeated answers (P1). start: of the producer; base: its sequences count from behind this one.
+    repeated answers (P1). start: of the producer; base: the number before its first sequence.
     """
 
     vpn: str
@@ -70,8 +70,8 @@ class Receipts(msgspec.Struct):
 @dataclass(slots=True)
 class Reply:
     """The answer to a command. error: a sentence; result: JSON-able; more: where the next part of a
-    long result begins, None in the last part; epoch: of the answering home, whose messages the
-    result is about."""
+    long result begins, None in the last part; epoch: of the answering home, which the message ids
+    in the result belong to."""
 
     topic: str
     partition: int
@@ -98,13 +98,14 @@ class RejectedRecord:
 
 
 class Deadline(msgspec.Struct):
-    """When the broker needs its next step, epoch ms; 0 for never."""
+    """The time at which the broker needs its next step, epoch ms; 0 for never."""
 
     at: int
 
 
 class InVain(msgspec.Struct):
-    """How many commands of a partition changed nothing: refused, or without a message to settle."""
+    """The number of a partition's commands that changed nothing: they were refused, or had no
+    message to settle."""
 
     topic: str
     partition: int
@@ -130,7 +131,8 @@ def is_alert(event: str) -> bool:
 class Alert:
     """An alert was set (``<what>_high``) or cleared (``<what>_cleared``) (S9, B4); for logs.
 
-    time: epoch ms; details: scope, level, limit, percent, and what the event's table names.
+    time: epoch ms; details: scope, level, limit, percent, and the fields that the table of events
+    lists.
     """
 
     event: str
@@ -184,7 +186,7 @@ class DirectoryEntry:
 @dataclass(slots=True)
 class HomeRecord:
     """A message to another home over a bridge (`home_bridges`). partition: None if the topic has
-    one."""
+    only one."""
 
     topic: str
     partition: int | None
@@ -195,9 +197,9 @@ class HomeRecord:
 @dataclass(slots=True)
 class BridgeEntry:
     """A bridge between homes that begins or ends at this broker, for the compacted topic
-    ``<vpn>.directory``, key ``bridge-end/<broker>/<name>``; the copying engine reads it.
-    broker, number: this one; at: when the broker wrote this, see `home_bridges.BridgeEnds`;
-    definition: None if there is no such bridge."""
+    ``<vpn>.directory``, key ``bridge-end/<broker>/<name>``; the engine that copies for the bridge
+    reads it. broker, number: this broker's; at: when the broker wrote this, see
+    `home_bridges.BridgeEnds`; definition: None if there is no such bridge."""
 
     vpn: str
     bridge: str

@@ -4,12 +4,13 @@ The kinds of patterns, in the order in which they are recognised:
 
 - *topic*: it has no special character and names one topic;
 - *wildcard*: its only special characters are ``*`` at the end of a level (``a/*/c`` any one level,
-  ``a/re*`` a level that begins so) and ``>`` alone as the last level (``a/>`` one or more levels);
+  ``a/re*`` a level that begins with ``re``) and ``>`` alone as the last level (``a/>`` one or more
+  levels);
 - *regex*: it has one of ``^$*+?()[]{}|\\`` and is not a wildcard. It matches the whole topic. A dot
-  before a star makes it a regular expression (``orders.*``), which tells the two kinds apart.
+  before a star (``orders.*``) always makes a pattern a regular expression.
 
-Anything else, such as ``a*b/c`` or ``a/>/c``, is refused as a probable mistake. Levels are the
-parts between slashes.
+Anything else, such as ``a*b/c`` or ``a/>/c``, is refused as a probable mistake. The parts between
+slashes are the levels.
 """
 
 from __future__ import annotations

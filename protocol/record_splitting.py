@@ -1,7 +1,7 @@
 """Splits records that are too large for Kafka into smaller ones with the same content.
 
-Our constants bound a record's size, but somebody may have set a lower limit for a topic. Then the
-sender splits a record into halves until it fits.
+Constants bound the size of our records, but an operator may have set a lower limit for a topic. The
+sender then splits a record into halves until it fits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def size_of(record: WireRecord) -> int:
 
 
 def halves(record: WireRecord) -> list[WireRecord]:
-    """Smaller records that together have the same content, or as much of it as possible. Empty if
-    the record cannot be split: one message, messages between brokers, the journal."""
+    """Split a record into smaller ones with the same content, or as much of it as possible. Empty
+    if it cannot be split: a single message, messages between brokers, the journal."""
     framing = dict(headers_list(record.headers)).get(FRAMING)
     kind = topics.kind(record.topic)
     if framing == b"batch":
@@ -42,7 +42,7 @@ def halves(record: WireRecord) -> list[WireRecord]:
 
 
 def fitting(record: WireRecord, limit: int | None) -> list[WireRecord]:
-    """The record, or parts of it within the limit, as far as it can be split."""
+    """Split a record into parts within the limit, as far as possible."""
     parts = halves(record) if limit is not None and size_of(record) > limit else []
     return [small for part in parts for small in fitting(part, limit)] or [record]
 
@@ -92,7 +92,7 @@ def _receipts(record: WireRecord) -> list[WireRecord]:
 
 
 def _reply(record: WireRecord) -> list[WireRecord]:
-    """Replace the answer by an error that says why there is none."""
+    """Replace the answer with an error that gives the reason."""
     value: dict[str, Any] = _read(record.value or b"")
     if value["result"] is None:
         return []

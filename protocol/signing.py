@@ -1,7 +1,7 @@
 """Signed commands: a client proves its identity with a key that only it and the engine have.
 
 A signed command is one record: the word ``signed``, an HMAC-SHA256 in hex, a line of JSON, and the
-command as it is without all this:
+unsigned command:
 
     signed 5f…c2 {"client":"app-1","session":"app-1-7","seq":17,"time":1700000000000,"broker":0}
     {"command":"ack","queue":"orders","ids":"1-5"}
@@ -11,7 +11,7 @@ another VPN or broker. ``session`` and ``seq`` make a command valid only once; `
 long the broker must remember them (`state/commands/permissions.py`).
 
 Keys are never stored in clear. The engine sends each key *sealed* with a secret of its home;
-topics, state and tables have only the sealed form.
+topics, state and tables contain only the sealed form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONCE = 16
 
 
 class Signature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The signature's line of a signed command."""
+    """The line of JSON in a signed command."""
 
     client: Name
     session: Name
@@ -87,7 +87,7 @@ def engines_key(secret: bytes) -> bytes:
 
 
 def sign(credentials: Credentials, vpn: str, signature: Signature, command: bytes) -> bytes:
-    """A command as a signed record value."""
+    """Sign a command; returns the record value."""
     signed_part = _encode(signature) + b"\n" + command
     return WORD + _mac(credentials.key, vpn, signed_part) + b" " + signed_part
 
@@ -124,7 +124,7 @@ def seal(secret: bytes, vpn: str, client: str, key: bytes, nonce: bytes) -> byte
 
 
 def unseal(secret: bytes, vpn: str, client: str, sealed: bytes) -> bytes:
-    """The key of a sealed form; with a wrong secret, a wrong key."""
+    """The key in a sealed form. A wrong secret gives a wrong key, not an error."""
     return _mixed(secret, vpn, client, sealed[_NONCE:], sealed[:_NONCE])
 
 

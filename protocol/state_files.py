@@ -1,8 +1,8 @@
-"""A broker's state as a file, on its way into a new checkpoint (R3, M4).
+"""Files that carry a broker's state into a new checkpoint (R3, M4).
 
-A rebuild or a change of brokers writes a file per broker. A loop that finds no state, or an older
-one, begins with the pages in the file, and Spark commits them with the first batch. Until then the
-file is the only copy; the home removes it once a checkpoint has replaced it.
+A rebuild or a change of brokers writes a file per broker. A loop whose checkpoint has no state, or
+an older one, starts with the pages in the file, and Spark commits them with the first batch. Until
+then the file is the only copy; the home removes it once a checkpoint has replaced it.
 
 A file consists of frames, each preceded by its length: the loop's snapshot, then a key and a page
 in turn, and an empty frame at the end.
@@ -25,7 +25,7 @@ _LENGTH = 4
 
 
 class State(Protocol):
-    """Where the pages are written."""
+    """A store of state pages, written by `restore`."""
 
     def put(self, key: str, value: bytes) -> None:
         """Write a page."""
@@ -41,12 +41,12 @@ class State(Protocol):
 
 
 def write_whole(file: Path, data: bytes) -> None:
-    """Write a file whole or not at all, whatever dies meanwhile."""
+    """Write a file atomically, even if the process or the machine crashes."""
     draft = file.with_suffix(".draft")
     with draft.open("wb") as out:
         out.write(data)
         out.flush()
-        os.fsync(out.fileno())  # else a power loss may leave the new name and nothing in it
+        os.fsync(out.fileno())  # else a power loss could leave an empty file under the new name
     draft.replace(file)
 
 
@@ -56,7 +56,7 @@ def state_file(home: Path, broker: str) -> Path:
 
 
 def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]]) -> None:
-    """Write a state, whole or not at all."""
+    """Write a state file atomically."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".draft")
     with draft.open("wb") as out:
@@ -71,8 +71,8 @@ def write_state(file: Path, snapshot: bytes, pages: Iterable[tuple[str, bytes]])
 
 
 def restore(file: Path, state: State, replaces: bool = False) -> bytes:
-    """Write a state into the operator's; returns the loop's snapshot. replaces: it replaces another
-    one (M4)."""
+    """Load a file's pages into the operator's state; returns the loop's snapshot. replaces: pages
+    of an older state are deleted (M4)."""
     before = state.keys() if replaces else set()
     found = read_state(file)
     _, snapshot = next(found)
@@ -86,7 +86,7 @@ def restore(file: Path, state: State, replaces: bool = False) -> bytes:
 
 
 def read_state(file: Path) -> Iterator[tuple[str, bytes]]:
-    """The loop's snapshot, under an empty key, then every page."""
+    """Yield the loop's snapshot under an empty key, then every page."""
     with _opened(file) as found:
         frames = _frames(file, found)
         yield "", next(frames)
@@ -98,7 +98,7 @@ def read_state(file: Path) -> Iterator[tuple[str, bytes]]:
 
 
 class Position(msgspec.Struct):
-    """When a state was the broker's, in the loop's snapshot: after this step, at this time."""
+    """The last step before a state was saved, and its time; a part of the loop's snapshot."""
 
     step: int = 0
     now: int = 0
@@ -113,20 +113,21 @@ def is_newer(file: Path, saved: bytes) -> bool:
 
 
 def step_of(file: Path) -> int:
-    """The step after which the state in a file was the broker's."""
+    """The last step before the state in a file was saved."""
     _, snapshot = next(read_state(file))
     return position_of(snapshot).step
 
 
 def _opened(file: Path) -> IO[bytes]:
-    """The file, to be read. Raises LakequeueError: a worker may be where the home is not."""
+    """Open a file. Raises LakequeueError if it cannot be read, as on a worker without the home's
+    folder."""
     try:
         return file.open("rb")
     except OSError as error:
         raise LakequeueError(
-            f"{file} cannot be read on {socket.gethostname()} ({error.strerror or error}), and the "
-            "broker begins with it: workers need the home's folder under the same path. Share it "
-            "with all machines of the cluster, or start the engine with a local master"
+            f"{file} cannot be read on {socket.gethostname()} ({error.strerror or error}). The "
+            "broker starts from this file: workers need the home's folder under the same path. "
+            "Share it with all machines of the cluster, or start the engine with a local master"
         ) from error
 
 

@@ -1,16 +1,16 @@
 """The log of steps, ``<broker>.steps``: a record for each step, written before its outputs are
 sent.
 
-A step can be replayed from a snapshot, the log records behind it and the inputs that they name: the
+A step can be replayed from a snapshot, the log records after it and the inputs that they name: the
 same records in the same order at the same time give the same result. The digest of a step's outputs
 is in the record of the *next* step, because a record is written while its step is still being
 computed.
 
-Recreated topics. The engine tells a broker up to which offset the Delta tables have a publish
-topic. For a recreated topic that offset is wrong, and the engine learns of it only after the first
-messages. So `with_recreated_topics` puts a command before the step's others: the tables have
-nothing of this partition. The step's record says where topics were opened, so a replay gets the
-same command.
+Recreated topics. The engine reports to a broker up to which offset the Delta tables contain a
+publish topic. For a recreated topic that offset is wrong, and the engine notices only after the
+first messages. So `with_recreated_topics` puts a command before the step's others: the tables
+contain nothing of this partition. The step's record names the topics that were opened, so a replay
+builds the same command.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ FORMAT = 1
 
 
 class Range(msgspec.Struct, array_like=True, frozen=True):
-    """What a step took from one partition: ``count`` records from ``first`` to ``last``.
+    """The records that a step read from one partition: ``count`` records from ``first`` to
+    ``last``.
 
-    Both offsets are of records. Between them may be offsets without a record for the step:
-    transaction markers, aborted or compacted records. Then ``parts`` has the lengths of alternating
-    stretches: offsets of the step, offsets that are not, and so on.
+    Both offsets are of records. The offsets between them may include some without a record for the
+    step: transaction markers, aborted or compacted records. ``parts`` then has the lengths of
+    alternating stretches of offsets: with records of the step, without, with, and so on.
     """
 
     topic: str
@@ -66,8 +67,8 @@ def parts_of(offsets: list[int]) -> tuple[int, ...]:
 
 
 class Opened(msgspec.Struct, array_like=True, frozen=True):
-    """From this step on, a partition is read from this offset of the topic with this id: because it
-    is new, or was recreated."""
+    """A partition that is new or was recreated: from this step on it is read from this offset of
+    the topic with this id."""
 
     topic: str
     partition: int
@@ -78,13 +79,13 @@ class Opened(msgspec.Struct, array_like=True, frozen=True):
 class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """A step, with everything that a replay needs.
 
-    now: epoch ms; acked: Kafka has all outputs up to this step; pages, outputs: digests of the step
-    before; code: the version that took it; sizes: changed numbers of partitions, 0 for a deleted
-    topic (they matter because a reply to a missing partition is refused); inputs: the digest of its
-    input records; marked: a mark was made before this step; skipped: records that it skips because
-    they failed, as ``[topic, partition, offset, why]``; faulted: queues that failed, by number, and
-    why. If a step fails, another record of the same step follows. core: the state's format; 0: the
-    earlier core took the step.
+    now: epoch ms; acked: Kafka has all outputs up to this step; pages, outputs: digests of the
+    previous step; code: the version that computed it; sizes: changed numbers of partitions, 0 for a
+    deleted topic (they matter because a reply to a missing partition is refused); inputs: the
+    digest of its input records; marked: a mark was made before this step; skipped: records that it
+    skips because they failed, as ``[topic, partition, offset, why]``; faulted: queues that failed,
+    by number, with the reason. If a step fails, another record of the same step follows. core: the
+    state's format; 0: the earlier core computed the step.
     """
 
     format: int
@@ -105,7 +106,7 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LivePart(msgspec.Struct, omit_defaults=True):
-    """The fields of `StepRecord` that only this core writes, as the tables keep them."""
+    """The fields of `StepRecord` that only this core writes, as the tables store them."""
 
     core: int
     inputs: int = 0
@@ -115,13 +116,13 @@ class LivePart(msgspec.Struct, omit_defaults=True):
 
     @classmethod
     def of(cls, record: StepRecord) -> LivePart | None:
-        """These fields of a record; None if the earlier core took the step."""
+        """Extract these fields from a record; None if the earlier core wrote it."""
         if not record.core:
             return None
         return cls(*(getattr(record, name) for name in cls.__struct_fields__))
 
     def added_to(self, record: StepRecord) -> StepRecord:
-        """A record with these fields."""
+        """Copy a record, with these fields added."""
         return msgspec.structs.replace(record, **msgspec.structs.asdict(self))
 
 
@@ -148,15 +149,15 @@ def decode(value: bytes | None) -> StepRecord:
 # ---------------------------------------------------------------- recreated topics
 
 
-NOWHERE = -1  # the offset of a command that is in no topic
+NOWHERE = -1  # the offset of a command that no topic contains
 
 
 def with_recreated_topics(
     commands: Records, broker: str, opened: Iterable[Opened],
     offsets: Mapping[tuple[str, int], int], ids: Mapping[tuple[str, int], str],
 ) -> Records:  # fmt: skip
-    """A step's commands, with one about recreated topics before them if there are any. opened: by
-    the step; offsets, ids: before it."""
+    """A step's commands, preceded by one about recreated topics if there are any. opened:
+    partitions that the step opened; offsets, ids: the state before the step."""
     anew: dict[str, int] = {}
     for one in opened:
         partition = one.topic, one.partition

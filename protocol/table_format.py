@@ -15,9 +15,9 @@ CRC_MODULUS = 1 << 62  # the sum of the pages' CRCs is taken modulo this
 MESSAGES, JOURNAL = "messages", "journal"
 COMMANDS, STEPS, SNAPSHOTS = "commands", "steps", "snapshots"
 
-NO_RUN = -1  # the `item` of a record that claims to be a run but is malformed: stored as it came
-# Contents that are in `messages` already: `count` rows from record `first`, item `item` on, up to
-# record `last`, none of them newer than `time`, µs since 1970.
+NO_RUN = -1  # the `item` of a record that claims to be a run but is malformed; stored unchanged
+# References to contents that `messages` already has: `count` rows, from item `item` of record
+# `first` up to record `last`, none newer than `time` (µs since 1970).
 REFS = (
     "ARRAY<STRUCT<topic: STRING, `partition`: INT, `first`: LONG, item: INT, `last`: LONG, "
     "count: INT, time: LONG>>"
@@ -53,12 +53,13 @@ COLUMNS = {name: f"{columns}, {DATE} DATE" for name, columns in ROWS.items()}
 
 
 def refusal_of(table: str, properties: Mapping[str, str]) -> str:
-    """Why a table with these properties must not be used; empty if it may be read and written."""
+    """The reason why a table with these properties must not be used; empty if it may be read and
+    written."""
     version = properties.get(SCHEMA, "1")
     if version.isdecimal() and SCHEMA_OLDEST <= int(version) <= SCHEMA_VERSION:
         return ""
     return (
         f"The Delta table {table} has schema version {version!r}; this version of lakequeue "
         f"supports {SCHEMA_OLDEST} to {SCHEMA_VERSION}: use the version that wrote it, or move the "
-        "table away; the engine then makes a new one"
+        "table away; the engine then creates a new one"
     )

@@ -1,13 +1,13 @@
 """The Kafka topics of VPNs and brokers, and the partitions of each broker.
 
-A VPN's name is the prefix of its topics, so ACLs separate tenants. A broker has topics of its own:
-the log of its steps, messages from the engine to its loop, commands from the engine, and messages
-from other brokers and homes. No client of any VPN writes there.
+A VPN's name is the prefix of its topics, so ACLs can separate tenants. A broker has topics of its
+own: the log of its steps, messages from the engine to its loop, commands from the engine, and
+messages from other brokers and homes. Clients never write to these.
 
 The brokers of a home share the partitions of the topics that clients write to: partition *n* of a
 VPN's commands is broker *n*'s, and each broker has a block of `PUBLISH_PARTITIONS` of the publish
-topic. So an added broker adds partitions, and ACLs stay per topic. Only this module computes
-partitions.
+topic. Adding a broker only adds partitions, and ACLs still apply per topic. Only this module
+computes partitions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INSTRUCTIONS = "instructions"  # a broker's: commands from the engine (peers, li
 ENGINE = "engine"  # the engine's heartbeats
 
 DIRECTORY_QUEUE = "queue/"  # prefix of the directory's keys for queues
-# Prefix of its keys for ends of bridges between homes. Earlier versions used "bridge/".
+# Prefix of the directory's keys for ends of bridges between homes. Earlier versions used "bridge/".
 DIRECTORY_BRIDGE = "bridge-end/"
 DIRECTORY = "directory"  # compacted: brokers, queues, bridges
 
@@ -84,7 +84,7 @@ def vpn_of(name: str) -> str | None:
 
 
 def is_instruction(name: str) -> bool:
-    """Whether a topic has the engine's commands to a broker, which no client may send."""
+    """Whether a topic carries the engine's commands to a broker, which no client may send."""
     return kind(name) == INSTRUCTIONS
 
 
@@ -94,7 +94,7 @@ def is_within(name: str, owner: str) -> bool:
 
 
 def is_inbox_of(vpn: str, name: str) -> bool:
-    """Whether a topic may be an inbox of a VPN's clients: its deliveries topic, or one whose name
-    begins with that; never another topic of the engine's."""
+    """Whether a topic may be an inbox of a VPN's clients: its deliveries topic, or a topic whose
+    name begins with that one's, unless it is another topic of the engine."""
     own = topic(vpn, DELIVERIES)
     return name == own or (name.startswith(f"{own}.") and split(name) is None)

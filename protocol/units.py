@@ -1,9 +1,9 @@
-"""Durations and sizes as people write them (Q8): the one place that reads and writes them.
+"""Durations and sizes as people write them (Q8). Only this module parses and formats them.
 
 The engine counts in whole milliseconds and whole bytes. A duration is written `500ms`, `30s`,
 `15m`, `2h`, `1d`, or as a number of seconds. A size is written `64KB`, `10MB`, `5GB` (powers of
-ten), `KiB`, `MiB`, `GiB` (powers of two), or as a number of bytes. A number that this
-module writes, it reads back unchanged.
+ten), `KiB`, `MiB`, `GiB` (powers of two), or as a number of bytes. A formatted value is parsed back
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WRITTEN = re.compile(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*([A-Za-z]*)\s*", re
 
 
 class UnitError(ValueError):
-    """A value is no duration or size; the text names it and what is allowed (Q7)."""
+    """A value is not a duration or a size; the message names it and what is allowed (Q7)."""
 
     def __init__(self, value: object, allowed: str) -> None:
         super().__init__(value, allowed)
@@ -43,10 +43,10 @@ class UnitError(ValueError):
 
 
 def parse_duration_ms(value: object) -> int:
-    """A duration in whole ms, from text with a unit or a number of seconds (Q8).
+    """Parse a duration, text with a unit or a number of seconds, into whole ms (Q8).
 
-    Rounded to the nearest ms, but never to zero from more. Raises `UnitError` for anything else,
-    for negative numbers and for more than 100 years.
+    Rounds to the nearest ms, but never rounds a positive value to zero. Raises `UnitError` for
+    anything else, for negative numbers and for more than 100 years.
     """
     number, unit = _read(value, DURATIONS_ALLOWED)
     if unit == "" and isinstance(value, str):
@@ -61,7 +61,7 @@ def parse_duration_ms(value: object) -> int:
 
 
 def parse_size(value: object) -> int:
-    """A size in bytes, from text with or without a unit, or a whole number of bytes (Q8).
+    """Parse a size, text with or without a unit or a whole number of bytes, into bytes (Q8).
 
     Raises `UnitError` for anything else, for negative numbers or parts of a byte, and for more than
     2**60.
@@ -89,7 +89,7 @@ def _read(value: object, allowed: str) -> tuple[Decimal, str]:
         return Decimal(match[1]), match[2]
     if value < 0 or (isinstance(value, float) and not math.isfinite(value)):
         raise UnitError(value, f"{allowed}, not negative")
-    if value > SIZE_BYTES_MAX:  # above both limits; larger ones need not be read exactly
+    if value > SIZE_BYTES_MAX:  # above both limits, so its exact value does not matter
         return Decimal(SIZE_BYTES_MAX + 1), ""
     return Decimal(str(value)), ""
 

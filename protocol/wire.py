@@ -53,7 +53,7 @@ _json = msgspec.json.encode
 
 class WireRecord(msgspec.Struct):
     """A Kafka record to write. headers: JSON ``[{"key", "value": base64}, …]`` or None. instead_of:
-    the record for a place that does not exist, if this is the one for ``<vpn>.rejected``."""
+    in a record for ``<vpn>.rejected``, the record whose partition does not exist."""
 
     topic: str
     partition: int | None
@@ -87,7 +87,8 @@ def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
 
 
 def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> list[WireRecord]:
-    """The records of a step's outputs, in their order; deadlines are not written.
+    """Encode a step's outputs as records, in order. Deadlines and other outputs that are not
+    written give none.
 
     partitions: the number of partitions of each existing topic, as of some seconds ago. If a client
     named a partition that does not exist, its record goes to ``<vpn>.rejected`` with the reason.
@@ -157,7 +158,7 @@ def batches(d: Deliveries, most: int = BATCH_BYTES) -> list[WireRecord]:
     if any(d.keys) or any(d.headers):
         columns = zip(lengths, d.keys, d.headers, strict=True)
         sizes = [n + len(key or b"") + len(own or b"") for n, key, own in columns]
-    if sum(sizes) <= most:  # most often
+    if sum(sizes) <= most:  # the usual case
         return [_batch(d, lengths)]
     ends, records = list(accumulate(sizes)), []
     start, total = 0, len(d.ids)
@@ -194,7 +195,7 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
     }
     for name in _COLUMNS:
         values = lengths if name == "lengths" else getattr(d, name)
-        # Equal values become one value in a map, which distinguishes the two forms.
+        # Equal values are written once, in a map, so that a decoder can tell the two forms apart.
         meta[name] = {"all": values[0]} if values.count(values[0]) == n else values
     if d.dead:
         meta["dead"] = d.dead
@@ -212,7 +213,7 @@ def _spread(column: Any, n: int) -> list[Any]:
 
 
 def _run(values: list[int]) -> Any:
-    """A column of numbers; if they are consecutive, the first one in a map."""
+    """A column of numbers; if they are consecutive, only the first one, in a map."""
     first, n = values[0], len(values)
     if values[-1] - first == n - 1 and (n < 3 or values == list(range(first, first + n))):
         return {"from": first}
@@ -292,10 +293,10 @@ def _singles(d: Deliveries) -> Iterator[WireRecord]:
 
 
 def _receipts(r: Receipts) -> list[WireRecord]:
-    """One record, or several for many nacks. A record's ``up_to`` is never beyond the first nack of
-    a later record."""
+    """Build one record, or several if there are many nacks. A record's ``up_to`` ends before the
+    first nack of a later record."""
     nacks = sorted(r.nacks)
-    if len(nacks) <= RECEIPT_NACKS:  # most often
+    if len(nacks) <= RECEIPT_NACKS:  # the usual case
         return [_receipt(r, r.up_to, nacks, True)]
     records = []
     for start in range(0, len(nacks), RECEIPT_NACKS):
@@ -309,7 +310,7 @@ def _receipts(r: Receipts) -> list[WireRecord]:
 def _receipt(
     r: Receipts, up_to: int, nacks: list[tuple[int, str, str, str]], first: bool
 ) -> WireRecord:
-    """One record. first: it is the first of several, which also has everything but the nacks."""
+    """Build one record. first: it is the first or only one, which also has all other fields."""
     value: dict[str, Any] = {"broker": r.broker} if r.broker else {}
     value["producer"] = r.producer
     value["up_to"] = up_to
@@ -364,7 +365,8 @@ def _mesh(m: MeshRecord) -> WireRecord:
 
 
 def _entry(entry: DirectoryEntry) -> WireRecord:
-    """The newest record of a key counts; one without a value means that the queue was deleted."""
+    """Readers use the newest record of a key. A record without a value means that the queue was
+    deleted."""
     value = {
         "hosts": entry.hosts, "type": entry.type, "state": entry.state,
         "epoch": entry.epoch, "edition": entry.edition,
@@ -385,10 +387,10 @@ def _bridge_entry(entry: BridgeEntry) -> WireRecord:
 
 
 def _journal(journal: Journal) -> Iterator[WireRecord]:
-    """A record per VPN, and per 200,000 rows or 6 MB. The header ``lq-step`` has the step of its
-    last row, and the part.
+    """Yield a record per VPN, and per 200,000 rows or 6 MB. The header ``lq-step`` has the step of
+    its last row, and the number of the part.
 
-    Both only grow, so the tables show which records were written already.
+    Both only grow, so the tables show which records they already contain.
     """
     from .journal_encoding import encode as encode_journal  # loads Arrow, which clients do without
 

@@ -202,7 +202,7 @@ WRONG = {
     "too short": (b"\0\0\0\1", 2, "a run of 2 has 4 bytes, at least 8 needed"),
     "ends fall": (b"\0\0\0\2\0\0\0\1xx", 2, "a run of 2 has a payload that ends at 1"),
     "ends behind": (b"\0\0\0\1\0\0\0\7xx", 2, "a run of 2 has a payload that ends at 7"),
-    "more behind": (encode_run([b"a", b"b"]) + b"c", 2, "has 1 bytes behind its last payload"),
+    "more behind": (encode_run([b"a", b"b"]) + b"c", 2, "has 1 bytes after its last payload"),
     "count": (encode_run([b"a"] * 9), 9, "count: 9 – allowed are 1 to 8"),
     "below": (encode_run([b"a"]), -1, "count: -1 – allowed are 1 to 8"),
 }

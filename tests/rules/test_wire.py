@@ -122,5 +122,5 @@ def test_S1_an_answer_too_large_for_its_topic_becomes_an_error() -> None:
 
 def test_a_reply_address_with_a_lone_surrogate_is_refused() -> None:
     reply = c.ReplyTo(topic="t", request="\ud800")
-    with pytest.raises(ConfigError, match=r"reply.request: .* half a surrogate pair"):
+    with pytest.raises(ConfigError, match=r"reply.request: .* an unpaired surrogate"):
         encode_checked(c.Usage(reply=reply))
