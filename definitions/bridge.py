@@ -11,10 +11,10 @@ One end may be in another home or another VPN, given by its address:
     memory://NAME[/VPN][?broker=NAME]                     another engine in this process
     vpn://NAME[?broker=NAME]                              another VPN of this home
 
-Without a VPN, the far VPN has the name of the bridge's own. Without a broker, it is the first one
-there; for another VPN of this home, the same broker. Such a bridge is defined at both ends under
-one name: where it leaves (`to` is an address) and where it arrives (`from` is one). So an end
-accepts only bridges that it expects.
+The default VPN has the name of the bridge's own VPN. The default broker is the first one of the
+other home; in another VPN of this home, it is the same broker. Such a bridge is defined at both
+ends under one name: with an address as `to` where it leaves, and as `from` where it arrives. So an
+end accepts only bridges that it expects.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def try_bridge(mapping: object, where: str = "") -> tuple[BridgeDefinition | Non
 
 
 def unknown_ends(bridge: BridgeDefinition, brokers: Iterable[str]) -> list[tuple[str, str]]:
-    """The ends of a bridge in this home that name no broker of it: key and name."""
+    """The ends of a bridge, as key and name, that should be brokers of this home but are not."""
     near = None if bridge.arrives else bridge.origin
     ends = (("from", near), ("to", bridge.far_broker))
     return [(key, end) for key, end in ends if end is not None and end not in brokers]
@@ -204,8 +204,8 @@ def circle_problem(where: str, names: list[str]) -> Problem:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether some topic may match both patterns. Two patterns of which one is a regular expression
-    count as overlapping, unless the other is a plain topic."""
+    """Whether some topic may match both patterns. A regular expression counts as overlapping with
+    every pattern except a plain topic that it does not match."""
     kinds = kind_of(one), kind_of(other)
     if kinds[0] == TOPIC:
         return matches(other, one)

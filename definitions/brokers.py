@@ -1,7 +1,8 @@
 """The section `brokers` of a configuration, and which brokers host a queue (Q5, H4).
 
 An entry of the section is a name, or a mapping of `name` and `group`. A queue may name a broker or
-a group, so no name is both. The brokers without a group count as one group.
+a group, so a broker and a group never have the same name. The brokers without a group count as one
+group.
 
 A `Queue` is hosted by all brokers, or by those that its `group` names directly or by their groups.
 A `GroupLocalQueue` is identified by its name and one group, that of its initial owner. With a
@@ -24,8 +25,8 @@ _KEYS = {key: (key, read.broker_name) for key in ("name", "group")}
 
 
 def read_brokers(section: object, report: read.ReportAt) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The brokers' names, and the group of each that is in one; one default broker without the
-    section. Calls report(where, key, value, allowed) for each problem."""
+    """Read the brokers' names, and the groups of those that have one. Without the section there is
+    one default broker. Calls report(where, key, value, allowed) for each problem."""
     if section is None:
         return (DEFAULT_BROKER,), {}
     if not isinstance(section, list | tuple) or not 1 <= len(section) <= BROKERS_MAX:
@@ -100,8 +101,8 @@ def wrong_hosts(
     found = sorted({repr(groups.get(name, "")) for name in hosts})
     if len(found) > 1 and queue.group_local_queue_domain is None:
         several = (
-            f"has brokers of the groups {', '.join(found)}: a GroupLocalQueue is its name and one "
-            "group; a group_local_queue_domain makes one queue of several"
+            f"has brokers of the groups {', '.join(found)}: a GroupLocalQueue belongs to one "
+            "group; with a group_local_queue_domain it spans several"
         )
         yield "group", list(queue.group), several
 

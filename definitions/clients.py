@@ -27,7 +27,7 @@ def client_name(value: object) -> str:
 
 
 def _key_place(value: object) -> tuple[str, str]:
-    """Where a key is: ``{env: NAME}`` or ``{file: PATH}``."""
+    """Read the location of a key: ``{env: NAME}`` or ``{file: PATH}``."""
     if not (isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _PLACES):
         raise ValueError("must say where the key is: {env: NAME} or {file: PATH}")
     ((place, at),) = value.items()
@@ -35,8 +35,8 @@ def _key_place(value: object) -> tuple[str, str]:
 
 
 class ClientEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A client. key: where its key is, ``("env", NAME)`` or ``("file", PATH)``; admin: it has all
-    rights in its VPN."""
+    """A client. key: the location of its key, ``("env", NAME)`` or ``("file", PATH)``; admin: it
+    has all rights in its VPN."""
 
     name: Annotated[str, client_name]
     vpn: Annotated[str, read.vpn_name] = "default"

@@ -5,8 +5,8 @@ A configuration is a mapping of optional sections. One pass reads it and collect
 all sections. Only a configuration without problems becomes a `Configuration` (Q7). `conf` reads the
 file.
 
-Limits on what one process must keep always have a number, never "unlimited". A VPN has no limits of
-its own unless the configuration sets them.
+A limit on the resources of one process always has a number, never "unlimited". A VPN has no limits
+of its own unless the configuration sets them.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def parse_configuration(mapping: object) -> Configuration:
                 report(where, "vpn", vpn, allowed)
     auth = read_auth(mapping.get("auth"), report)
     clients = read_clients(mapping.get("clients"), report)
-    for where, queue in queues:  # so that nobody believes a queue is protected
+    for where, queue in queues:  # else users would believe that the queue is protected
         if not auth and is_protected(queue):
             report(where, "owner", queue.owner, NEEDS_AUTH)
     problems += names_within_others([*_named(queues, bridges), *vpns], brokers)
@@ -275,7 +275,7 @@ def configure_commands(
     numbers: Mapping[str, int] | None = None,
 ) -> list[tuple[str, bytes]]:
     """The commands that apply a configuration to a broker, each with its VPN. Only the first broker
-    gets the queues and bridges: it keeps the directory and places them.
+    gets the queues and bridges: it keeps the directory and assigns them to brokers.
 
     broker: a broker of the configuration, None for the first; numbers: the brokers' numbers, by
     default their indexes.

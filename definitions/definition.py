@@ -5,7 +5,7 @@ are then checked against each other. All problems are collected, so a user can f
 definition from one message (Q7). The result is frozen and complete: all defaults are resolved here.
 A key with the value null counts as absent.
 
-Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once to prove them; Q5
+Rules: Q1–Q3 names and topics; Q4, Q6, O2, O3, O4 expressions are compiled once as a check; Q5
 types; Q7 refusals; Q8 units; Q9 `redefine`; F4 fairness by semantics; X2 `max_ttl` and
 `respect_ttl` are the `earliest` model; S9, S10, B4 defaults of limits and alerts.
 """
@@ -35,7 +35,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     """A queue's definition, checked and with every default resolved.
 
     Made by `parse_definition`. Times are in milliseconds, sizes in bytes, thresholds in percent.
-    None means not set. `redefine` says what may change while the queue exists (Q9).
+    None means not set. `redefine` lists the changes that an existing queue refuses (Q9).
     """
 
     name: Annotated[str, read.queue_name]
@@ -52,7 +52,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions: Annotated[tuple[str, ...], read.topic_patterns] = ()
     # a client with all rights; these three need `auth: required`
     owner: Annotated[str | None, client_name] = None
-    # what other clients may do; with an owner the default is no-access
+    # the rights of other clients; with an owner the default is no-access
     permission: Annotated[str, read.choice(*PERMISSIONS)] = "delete"
     # by client name; they override `permission`
     permissions: Annotated[
@@ -94,11 +94,11 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
     reject_msg_to_sender_on_discard: Annotated[
         str, read.choice("when-queue-enabled", "including-when-shutdown", "never")
     ] = "when-queue-enabled"
-    # what a json queue does with a payload that is not JSON
+    # a json queue keeps or nacks a payload that is not JSON
     on_invalid: Annotated[str, read.choice("keep", "nack")] = "keep"
     recovery_point: Annotated[str, read.recovery_point] = "epoch"  # R2
     target_queue_depth: Annotated[int | None, read.count(TARGET_QUEUE_DEPTH_MIN)] = None  # R5
-    # accepted, without effect: pages are always in the store
+    # accepted but without effect: pages are always in the store
     file_backed_metadata: Annotated[bool, read.enabled] = False
     spool_usage_high_percent: Annotated[float, read.percent] = 25.0  # S9
     spool_usage_clear_percent: Annotated[float, read.percent] = 18.0
@@ -109,7 +109,7 @@ class QueueDefinition(msgspec.Struct, frozen=True, kw_only=True):
 _KEYS = read.keys_of(QueueDefinition)
 _READERS = {**_KEYS, "topic": _KEYS["name"]}  # a synonym (Q1)
 KEYS = tuple(_READERS)
-# Keys whose values are texts that somebody chooses, such as names and expressions.
+# Keys whose values are free text, such as names and expressions.
 _TEXTS = (read.text, read.queue_name, read.vpn_name, read.broker_name, read.recovery_point)
 TEXT_KEYS = frozenset(
     key for key, (_, reader) in _READERS.items() if reader in (*_TEXTS, client_name)
@@ -117,7 +117,7 @@ TEXT_KEYS = frozenset(
 
 
 class _Values(dict[str, Any]):
-    """The valid values by attribute. unread: the attributes of all other keys that were given."""
+    """The valid values by attribute. unread: the attributes of keys with invalid values."""
 
     unread: set[str]
 
@@ -134,7 +134,7 @@ def is_protected(definition: Any) -> bool:
 def parse_definition(mapping: object, where: str = "") -> QueueDefinition:
     """Read a definition, plain or under a tag such as `{LocalQueue: {...}}` (Q5).
 
-    Raises `ConfigError` with all problems (Q7). where: the location that they name.
+    Raises `ConfigError` with all problems (Q7). where: the location to report.
     """
     definition, problems = try_definition(mapping, where)
     if definition is None or problems:
@@ -262,7 +262,7 @@ def _check_exclusions(values: _Values, report: read.Report) -> None:
 
 def _check_owner(values: _Values, report: read.Report) -> None:
     """Q5: `initial_owner` is required for a GroupLocalQueue and an error for other types; a
-    LocalQueue has a broker, the others have a group. `brokers` knows the members of groups."""
+    LocalQueue has a broker, the others have a group. `brokers` checks the members of groups."""
     if "type" in values.unread:
         return
     kind = TYPE_TAGS[values.get("type", "Queue")]
@@ -333,8 +333,8 @@ _DERIVED = (
 
 
 def defined_over(old: QueueDefinition, mapping: dict[str, Any]) -> dict[str, Any]:
-    """The full mapping for a partial definition of an existing queue. Keys that it does not name
-    keep their values, a key that is None gets its default, and derived keys follow the new ones."""
+    """The full mapping for a partial definition of an existing queue. Missing keys keep their
+    values, a key that is None gets its default, and derived keys follow the new ones."""
     kept = to_wire(old)
     for key in _DERIVED:
         without = {other: value for other, value in kept.items() if other != key}

@@ -1,7 +1,7 @@
 """Readers for the values of configuration keys (Q7, Q8).
 
-A reader takes the value from the file and returns the normalized value, or raises a `ValueError`
-with the part of a sentence that says what is allowed. It does not know other keys.
+A reader gets the value of one key and returns it normalized, or raises a `ValueError` with the part
+of a sentence that says what is allowed. It does not depend on other keys.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def vpn_name(value: object) -> str:
 
 
 def choice(*allowed: str) -> Reader:
-    """One of some words."""
+    """A reader that allows only these words."""
 
     def read(value: object) -> str:
         if not isinstance(value, str) or value not in allowed:
@@ -102,7 +102,7 @@ def choice(*allowed: str) -> Reader:
 
 
 def by_name(name: Reader, of_each: Reader) -> Reader:
-    """A mapping of names to values; returns sorted pairs."""
+    """A reader of a mapping of names to values; returns sorted pairs."""
 
     def read(value: object) -> tuple[tuple[str, Any], ...]:
         if not isinstance(value, dict) or len(value) > PATTERNS_MAX:
@@ -113,7 +113,7 @@ def by_name(name: Reader, of_each: Reader) -> Reader:
 
 
 def count(minimum: int) -> Reader:
-    """A whole number from a minimum up."""
+    """A reader of whole numbers from a minimum up."""
 
     def read(value: object) -> int:
         if type(value) is not int or not minimum <= value <= COUNT_MAX:
@@ -140,7 +140,7 @@ def enabled(value: object) -> bool:
 
 
 def number(least: float, most: float, what: str) -> Reader:
-    """A number in a range."""
+    """A reader of numbers in a range."""
 
     def read(value: object) -> float:
         odd = isinstance(value, bool) or not isinstance(value, int | float)
@@ -210,12 +210,12 @@ def recovery_point(value: object) -> str:
 
 
 def reason(error: ValueError) -> str:
-    """What is allowed, from a reader's error."""
+    """The allowed values, from a reader's error, as part of a sentence."""
     return f"must be {error.allowed}" if isinstance(error, UnitError) else str(error)
 
 
 def shown(value: object) -> object:
-    """A value for a problem's text: of bounded length, and without raising an error."""
+    """Shorten a value for the text of a problem. Never raises."""
     if isinstance(value, int) and abs(value) > 10**40:
         return "a very large number"
     if value is None or isinstance(value, bool | int | float):
@@ -235,8 +235,8 @@ def shown_key(key: object) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """The sentence part for an unknown key: our word for another system's key, else the most
-    similar key, else all that are allowed."""
+    """The part of a sentence for an unknown key: our key for another system's word, else the most
+    similar key, else all allowed keys."""
     if not isinstance(key, str):
         return "is not a known key; keys are texts"
     keys = list(known)
@@ -278,7 +278,7 @@ def read_keys(
 
 @cache
 def _defaults(definition: type[msgspec.Struct]) -> dict[str, Any]:
-    """The default of each field. Kept, because msgspec evaluates all annotations to tell."""
+    """The default of each field. Cached, because msgspec evaluates all annotations to find it."""
     return {field.name: field.default for field in msgspec.structs.fields(definition)}
 
 

@@ -1,7 +1,7 @@
 """Words of other systems, and lakequeue's words for them (Q7).
 
-Newcomers first write the words of the system they know. The refusal names lakequeue's word.
-Suggesting the nearest spelling would mislead them: `visibility_timeout` is no misspelt
+Newcomers first write the words of the system they know. The refusal names lakequeue's word. A
+suggestion by spelling would mislead them: `visibility_timeout` is not a misspelt
 `deferred_ack_expiration`. One table is the source of both the refusals and
 `docs/reference/keys-of-other-systems.md`. A word is recognised in any spelling: `x-message-ttl`,
 `xMessageTtl` and the policy's `message-ttl` are the same.
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 class Word(NamedTuple):
     """theirs: the key as its system writes it; of: the system; ours: the key of a queue, or
-    ``system.KEY``, or empty where no key stands for it; note: what else to know, or do instead."""
+    ``system.KEY``, or empty if there is no such key; note: more to know, or an alternative."""
 
     theirs: str
     of: str
@@ -59,11 +59,11 @@ WORDS = (
     Word("exclusive", "RabbitMQ", "", "queues are not bound to a connection"),
     Word("x-delayed-type", "RabbitMQ", "", _LATER),
     Word("alternate-exchange", "RabbitMQ", "", "a message that no queue takes is nacked"),
-    Word("exchange", "RabbitMQ", "subscriptions", "topics that the queue takes; no exchanges"),
+    Word("exchange", "RabbitMQ", "subscriptions", "by topic; there are no exchanges"),
     Word("routing_key", "RabbitMQ", "subscriptions", _LEVELS),
     Word("binding_key", "RabbitMQ", "subscriptions", _LEVELS),
     Word("VisibilityTimeout", "SQS", "lease_period"),
-    Word("MessageRetentionPeriod", "SQS", "expiration", "none unless you say one"),
+    Word("MessageRetentionPeriod", "SQS", "expiration", "none by default"),
     Word("maxReceiveCount", "SQS", "max_deliveries"),
     Word("deadLetterTargetArn", "SQS", "dead_message_queue", _DMQ),
     Word("RedrivePolicy", "SQS", "dead_message_queue", "together with max_deliveries"),
@@ -95,7 +95,7 @@ WORDS = (
     Word("last-value-key", "Artemis", "", "max_spool_usage: 0 keeps the last message, of all keys"),
     Word("task_acks_late", "Celery", "", "give ack_mode to consumer(); individual is late"),
     Word("worker_prefetch_multiplier", "Celery", "max_per_subscription_backlog", _CONSUMER),
-    Word("max_retries", "Celery", "max_cancels", "the cancel at which a message is dead: one more"),
+    Word("max_retries", "Celery", "max_cancels", "counts the last cancel too, so one more"),
     Word("default_retry_delay", "Celery", "redelivery_delay"),
     Word("retry_delay", "Celery", "redelivery_delay"),
     Word("retry_backoff", "Celery", "redelivery_delay_multiplier", "with redelivery_delay"),
@@ -110,7 +110,7 @@ WORDS = (
     Word("errors.deadletterqueue.topic.name", "Kafka", "dead_message_queue", _DMQ),
     Word("max.poll.records", "Kafka", "max_per_subscription_backlog", _CONSUMER),
     Word("max.poll.interval.ms", "Kafka", "lease_period", _MS),
-    Word("session.timeout.ms", "Kafka", "system.heartbeat_timeout", "15 s unless you say another"),
+    Word("session.timeout.ms", "Kafka", "system.heartbeat_timeout", "15 s by default"),
     Word("retention.ms", "Kafka", "expiration", _MS),
     Word("retention.bytes", "Kafka", "max_spool_usage", "new messages are refused; old ones stay"),
     Word("max.message.bytes", "Kafka", "max_message_size"),
@@ -121,7 +121,7 @@ WORDS = (
 
 
 def letters(key: str) -> str:
-    """A key's letters and digits, without case: all that spellings have in common."""
+    """A key's letters and digits, without case: the same for all spellings."""
     return "".join(character for character in key.casefold() if character.isalnum())
 
 
@@ -129,14 +129,15 @@ _BY_LETTERS = {letters(word.theirs): word for word in WORDS}
 
 
 def foreign_word(key: str) -> Word | None:
-    """Another system's word that this key is, with or without RabbitMQ's ``x-``, or None."""
+    """Find another system's word by this key, with or without RabbitMQ's ``x-``; None if there is
+    none."""
     plain = letters(key)
     return _BY_LETTERS.get(plain) or _BY_LETTERS.get(f"x{plain}")
 
 
 def answer(word: Word, known: Collection[str]) -> str:
-    """The part of the sentence that refuses the key. known: the keys that are allowed there; if
-    ours is not among them, its section is named too."""
+    """The part of the sentence that refuses the key. known: the keys that are allowed there; if our
+    key is not among them, the answer also names its section."""
     if not word.ours:
         return f"is not a known key but {word.of}'s word: {word.note}"
     system, dot, key = word.ours.partition(".")

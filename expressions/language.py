@@ -2,12 +2,12 @@
 
 An LALR parser over `grammar.lark` reads an expression once, into a small tree. All expressions for
 the same message are compiled into one Python function. It decodes the payload once, and only the
-top-level fields that they name. A value is NULL (None), a bool, a number or a text. A JSON object
-or array is not NULL but compares with nothing. Logic is SQL's, with three values: a comparison with
-NULL, or of a text with a number, is NULL; AND and OR treat NULL as "unknown". A bool is not a
-number.
+top-level fields that the expressions use. A value is NULL (None), a bool, a number or a text. A
+JSON object or array is not NULL but compares with nothing. Logic is SQL's, with three values: a
+comparison with NULL, or of a text with a number, is NULL; AND and OR treat NULL as "unknown". A
+bool is not a number.
 
-Rules: Q6 the language; a payload that is not a JSON object has NULL in every field. O2
+Rules: Q6 the language; in a payload that is not a JSON object every field is NULL. O2
 `as_priority`. A program never raises, and its result depends only on its arguments.
 """
 
@@ -39,7 +39,8 @@ SHOWN_MAX = 200  # characters of an expression that is refused
 
 
 class ExpressionError(ValueError):
-    """An expression cannot be parsed. The message says what was found and what is expected (Q7).
+    """An expression cannot be parsed. The message names the unexpected part and what is expected
+    (Q7).
 
     position: of the fault in the expression, counted from 0.
     """
@@ -206,7 +207,7 @@ def parse(text: str) -> Node:
         raise ExpressionError(TEXT_CHARACTERS_MAX, sentence)
     strange = re.search("[\ud800-\udfff]", text)
     if strange:
-        raise ExpressionError(strange.start(), "found half a surrogate pair, expected text")
+        raise ExpressionError(strange.start(), "found an unpaired surrogate, expected text")
     try:
         node: Node = _parser().parse(text)  # type: ignore[assignment]
     except lark.exceptions.UnexpectedInput as error:
@@ -232,7 +233,7 @@ _INSTEAD = {"&": "AND", "|": "OR", "!": "NOT", "≠": "<>", "≤": "<=", "≥": 
 
 
 def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
-    """Raise an error that says where the parser stopped, what it found and expected, and a likely
+    """Raise an error that names where the parser stopped, what it found and expected, and a likely
     remedy."""
     at_end = isinstance(error, lark.exceptions.UnexpectedToken) and error.token.type == "$END"
     position = len(text) if at_end else int(error.pos_in_stream or 0)
@@ -266,8 +267,9 @@ def _refuse(text: str, error: lark.exceptions.UnexpectedInput) -> NoReturn:
 class _Writer:
     """Writes the statements of one function. Every node becomes a local variable.
 
-    Statements are flat, one per operator, so that no tree is too deep for Python's parser. All
-    operands are evaluated: they have no side effects, and a test costs less than a branch.
+    Statements are flat, one per operator, so that no tree is too deep for Python's parser. The
+    function evaluates all operands: they have no side effects, and evaluating one costs less than a
+    branch.
     """
 
     def __init__(self) -> None:
@@ -422,7 +424,7 @@ class Program:
     """Several expressions that share one decoding of the payload.
 
     texts: as given; needs_payload: whether they read fields. `run(payload, priority, key)` returns
-    one value per text (None for a text that is None). It takes any payload and never raises.
+    one value per text (None for a text that is None). It accepts any payload and never raises.
     """
 
     texts: tuple[str | None, ...]
@@ -446,7 +448,7 @@ def compile_program(texts: tuple[str | None, ...]) -> Program:
 
 
 def is_true(value: Value) -> bool:
-    """Whether a filter's value accepts a message: only TRUE does, not NULL, not a number (Q6)."""
+    """Whether a filter's value accepts a message: only TRUE does; NULL and numbers do not (Q6)."""
     return value is True
 
 

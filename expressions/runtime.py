@@ -1,11 +1,10 @@
 """The functions that generated expression code calls: three-valued operators and payload decoding
 (Q6).
 
-Every operator takes any value and returns NULL (None) where SQL does: if an operand is NULL, has
+Every operator accepts any value and returns NULL (None) where SQL does: if an operand is NULL, has
 the wrong type, or cannot be compared with the other. None of them raises. A fast decoder reads the
-payload; a careful one reads it only if the fast one fails. The depth of nesting is bounded by a
-constant (`DEPTH_MAX`) and not by the caller's stack, so a payload has the same value wherever it is
-read.
+payload; a careful one reads it only if the fast one fails. A constant (`DEPTH_MAX`) bounds the
+depth of nesting, not the caller's stack, so a payload has the same value wherever it is read.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ COMPARABLE = frozenset({bool, int, float, str})
 
 
 def comparer(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool | None]:
-    """A comparison that is NULL for different types and for values that are not scalars."""
+    """Build a comparison that is NULL for different types and for values that are not scalars."""
 
     def compared(left: Any, right: Any) -> bool | None:
         if type(left) is type(right):
@@ -39,7 +38,7 @@ def comparer(compare: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool |
 
 
 def calculator(calculate: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """An arithmetic operator that is NULL for operands that are not numbers, and without a
+    """Build an arithmetic operator that is NULL if an operand is not a number, or if there is no
     result."""
 
     def calculated(left: Any, right: Any) -> Any:
@@ -85,10 +84,10 @@ def dig(value: Any, steps: tuple[tuple[str, int], ...]) -> Any:
 
 
 def like_pattern(pattern: str, escape: str | None) -> re.Pattern[str]:
-    """A regular expression for a LIKE pattern, whose time grows only with the text.
+    """Build a regular expression for a LIKE pattern, whose time grows only with the text.
 
-    Each part between two `%` matches at its first position and is kept (an atomic group). A later
-    position could not help, so nothing is tried twice.
+    Each part between two `%` matches at its first possible position and stays there (an atomic
+    group). A later position could not help, so the expression never backtracks.
     """
     parts, literal = [""], False
     for character in pattern:
@@ -149,7 +148,7 @@ def shallow(payload: bytes) -> bool:
     return int(steps.cumsum().max(initial=0)) <= DEPTH_MAX
 
 
-#: What decoding a payload raises. Any other error, such as lack of memory, must not become NULL.
+#: Errors of decoding a payload. Any other error, such as lack of memory, must not become NULL.
 UNREADABLE = (ValueError, RecursionError)
 
 

@@ -1,18 +1,19 @@
 """Payload blocks of a snapshot as references to `messages`, so that payloads are stored once (R1).
 
-    head of a block ─▶ where its contents lie ─▶ their digests ◀─ rows of `messages`
+    head of a block ─▶ positions of its contents ─▶ their digests ◀─ rows of `messages`
 
-A block is a head and the contents of messages, one after the other. A block into which compaction
-moved contents stays inline, since its head cannot be computed from the contents. Otherwise each
-content is looked up by its digest among the messages that were stored meanwhile, by the journal. Of
-equal messages, any will do.
+A block consists of a head and the contents of messages, one after the other. A block into which
+compaction moved contents stays inline, since its head cannot be computed from the contents. For any
+other block, each content is looked up by its digest among the messages that, by the journal, were
+stored since the last snapshot. Any of several equal messages will do.
 
 A *reference* names consecutive rows of `messages`. A block becomes references, in the order of its
 contents, if all contents are found. A reference without a topic stands for empty contents: messages
-that died before the block was written, or had no payload. A recreated topic has the same offsets
-again, so a reference has the newest time of its rows, and a place that occurs twice is not used.
+that died before the block was written, or had no payload. A recreated topic uses the same offsets
+again, so a reference includes the newest time of its rows, and offsets that occur twice are not
+used.
 
-Only places and digests leave Spark's Java process, no payloads.
+Only offsets and digests leave Spark's Java process, no payloads.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Contents(NamedTuple):
 
 
 def contents_of(heads: Mapping[int, bytes]) -> Contents:
-    """The contents of the blocks that can become references, by the blocks' heads."""
+    """The contents of the blocks that can become references. heads: by the blocks' numbers."""
     blocks, begins, sizes = [], [], []
     for number, head in sorted(heads.items()):
         ends = ends_of(head)
@@ -164,7 +165,7 @@ _BLOCKS = "page LIKE 'b/%' AND value IS NOT NULL"
 _CONTENT = """concat(coalesce(payload, X''), coalesce(key, X''),
     coalesce(cast(headers AS binary), X''))"""
 _DIGEST = f"cast(conv(left(sha2({{}}, 256), {DIGEST_CHARS}), 16, 10) AS LONG)"
-# The value is bound once: named in the inner function, it would be copied for each of its pieces.
+# This binds the value once. If the inner function named it, Spark would copy it for each piece.
 _OF_PIECES = f"""transform(array(value), v -> transform(arrays_zip(offsets, sizes),
     at -> {_DIGEST.format("substring(v, at.offsets + 1, at.sizes)")}))[0]"""
 _START_BYTES = 8  # a block's page begins with the length of its head
@@ -172,22 +173,22 @@ _START_BYTES = 8  # a block's page begins with the length of its head
 
 Named = dict[int, list[dict[str, Any]]]  # the references of each block
 
-# By columns, Spark holds 4,096 rows' payloads at once: of 1 MB each they ended the Java process.
+# The columnar reader loads the payloads of 4,096 rows at once. With 1 MB each, Java crashed.
 _BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
 
 
 class BlockReferences:
-    """The references of one set of tables."""
+    """Finds the references for the snapshots in one set of tables."""
 
     def __init__(self, spark: SparkSession, tables: Folder | str) -> None:
         self._spark, self._tables = spark, str(tables)
-        # a session of its own, so its settings affect nobody else
+        # a separate session, so that its settings affect no other code
         self._by_rows = spark.newSession()
         self._by_rows.conf.set(_BY_COLUMNS, "false")
 
     def __call__(self, broker: str, rows: DataFrame, steps: tuple[int, int]) -> DataFrame:
-        """Rows of a snapshot with their `refs`, and without the values of blocks that have some.
-        steps: of the snapshot before, and of this one."""
+        """Add `refs` to the rows of a snapshot, and remove the values of blocks that have some.
+        steps: of the previous snapshot, and of this one."""
         inline = rows.withColumn("refs", f.expr(f"CAST(NULL AS {REFS})"))
         if not all(has_table(folder(self._tables) / name) for name in (MESSAGES, JOURNAL)):
             return inline

@@ -1,7 +1,7 @@
 """The Delta tables of a home: creating them, adding missing columns, appending rows (R1).
 
 A table's properties have the version of its columns (`protocol/table_format.py`). A table of the
-version before gets the columns that it lacks. A table of a later version is refused, because its
+previous version gets the columns that it lacks. A table of a later version is refused, because its
 readers could not rely on rows of this version.
 
 A table is partitioned by `date`, the day of its rows. So upkeep joins the files of one day, and
@@ -35,11 +35,11 @@ from ..protocol.table_format import (
 )
 
 # The column with a row's day. A day out of range becomes the nearest allowed one, so that wrong
-# clocks make no partitions and a batch writes few files.
+# clocks do not create partitions and a batch writes few files.
 DAY_OF = {MESSAGES: "time", JOURNAL: "time", COMMANDS: "time", STEPS: "now", SNAPSHOTS: "now"}
 DAYS_BACK = 7
 DAY_S = 86_400
-# Delta keeps minimum and maximum per file only for columns that people search by.
+# Delta keeps minimum and maximum per file only for columns that are used in searches.
 SKIPPING = {
     MESSAGES: "topic,partition,offset,time",
     JOURNAL: "step,queue,event,message_id,time",
@@ -52,9 +52,9 @@ SKIPPING = {
 def create_tables(
     spark: SparkSession, folder: Folder | str, names: Iterable[str] = (MESSAGES, JOURNAL)
 ) -> None:
-    """Create tables that do not exist, and add the columns that older ones lack; their rows have no
-    value there. Raises LakequeueError for a table of an unsupported version, and for a folder that
-    has files and is no table."""
+    """Create missing tables, and add missing columns to older ones; existing rows have NULL there.
+    Raises LakequeueError for a table of an unsupported version, and for a folder that has files but
+    is not a table."""
     for name in names:
         path = f"{folder}/{name}"
         table = f"delta.`{path}`"
@@ -71,8 +71,8 @@ def create_tables(
             there = _version_and_columns(spark, path)
         if there is None:  # Spark does not report a folder that has a log and foreign files
             raise LakequeueError(
-                f"The folder {path} has files, but is not a Delta table: move it away, and a new "
-                "table is made"
+                f"The folder {path} has files, but is not a Delta table: move it away, and the "
+                "engine creates a new table"
             )
         version, columns = there
         if problem := refusal_of(path, {SCHEMA: version}):
@@ -87,8 +87,8 @@ def create_tables(
 
 
 def _newest(spark: SparkSession, path: str) -> Any:
-    """A table's newest snapshot in Delta's log. Spark SQL would plan a query for each question, and
-    a start asks a dozen."""
+    """A table's newest snapshot, read from Delta's log. Spark SQL would plan a query for each
+    lookup, and a start makes a dozen."""
     jvm: Any = spark._jvm
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
     nothing = jvm.scala.Option.empty()
@@ -96,7 +96,7 @@ def _newest(spark: SparkSession, path: str) -> Any:
 
 
 def holds_nothing(spark: SparkSession, path: str) -> bool:
-    """Whether a table has no rows, as the checksum of its newest commit says."""
+    """Whether a table has no rows, according to the checksum of its newest commit."""
     checksum = _newest(spark, path).checksumOpt()
     return bool(checksum.isDefined() and checksum.get().numFiles() == 0)
 
@@ -112,8 +112,8 @@ def _version_and_columns(spark: SparkSession, path: str) -> tuple[str, list[str]
 
 
 def _remove_empty_log(spark: SparkSession, path: str) -> None:
-    """Remove a log without a commit, which a process leaves if it is killed while it creates a
-    table. Delta would neither create nor read a table there."""
+    """Remove a log without a commit. A process that is killed while it creates a table leaves one,
+    and Delta would neither create nor read a table there."""
     jvm: Any = spark._jvm
     log = jvm.org.apache.hadoop.fs.Path(f"{path}/_delta_log")
     files = log.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
@@ -140,7 +140,7 @@ def _day(column: str, now_s: float) -> Column:
 def stored_rows(
     spark: SparkSession, folder: Folder | str, table: str
 ) -> dict[tuple[str, int], dict[str, tuple[int, int]]]:
-    """How far a table has each partition, see `topics_read.Rows`."""
+    """The last stored record of each partition in a table, see `topics_read.Rows`."""
     if holds_nothing(spark, f"{folder}/{table}"):
         return {}
     found = spark.read.format("delta").load(f"{folder}/{table}")

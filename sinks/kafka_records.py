@@ -1,13 +1,13 @@
 """Kafka records as Arrow columns, whatever their content (R1).
 
-Anybody may write to the topics behind the tables: times in nanoseconds, header names that are not
-text, values of any bytes. Spark's own reader ends its query at some of them, and again at each
-restart. So Spark only plans the offsets (`offset_ranges`). A Python worker reads them with the
-library that the brokers' loops use, and makes columns that every reader of Delta understands.
+Any client may write to the topics behind the tables: times in nanoseconds, header names that are
+not text, values of any bytes. Some of these end a query of Spark's own reader, and end it again at
+each restart. So Spark only plans the offsets (`offset_ranges`). A Python worker reads them with the
+library that the brokers' loops use, and builds columns that every reader of Delta understands.
 
 A *run* is one record with several messages: the ends of their payloads, then the payloads. So the
-bytes of a column of runs are already the bytes of a column of payloads. `run_items` needs no copy,
-only other offsets.
+bytes of a column of runs are already the bytes of a column of payloads. `run_items` copies nothing
+and only computes other offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..protocol.wire import STEP, headers_json
 from ..sources.offset_ranges import batch_of
 from ..sources.step_batch import header_columns
 
-# Every reader of timestamps knows the years 1 to 9999.
+# Every reader of timestamps supports the years 1 to 9999.
 TIME_MS_BEGIN, TIME_MS_END = -62_135_596_800_000, YEAR_9999_ENDS_MS
 RECORDS = pa.schema(
     [
@@ -38,9 +38,9 @@ RECORDS = pa.schema(
         ("topic_id", pa.string()),
     ]
 )  # fmt: skip
-"""lq: the header of that name. headers: the other headers, as JSON. run: how many messages the
-record holds, see `run_of`. step: of a journal record. topic_id: Kafka's id of the topic, null if
-Kafka gives none."""
+"""lq: the header of that name. headers: the other headers, as JSON. run: the number of messages in
+the record, see `run_of`. step: of a journal record. topic_id: Kafka's id of the topic, null if
+Kafka has none."""
 
 Array = NDArray[Any]
 END_BYTES = 4  # the end of a payload in a run: unsigned, big-endian
@@ -78,8 +78,8 @@ def _is_text(value: bytes) -> bool:
 
 
 def run_of(meta: bytes | None, value: bytes | None) -> int | None:
-    """How many messages a record holds by its header `lq`. None: the header does not say that it is
-    a run. 0: it does, but the value is not a sound run (`protocol.messages.decode_run`)."""
+    """The number of messages in a record, by its header `lq`. None: the header does not claim a
+    run. 0: it does, but the value is not a sound run (`protocol.messages.decode_run`)."""
     if meta is None or b'"count"' not in meta:
         return None
     count = count_of(meta)
@@ -96,7 +96,7 @@ def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array
     """Returns for each message, in order: the number of its record, its index there, its payload.
 
     values: of the records. runs: see `run_of`; they must be sound. The index is `NO_RUN` for a
-    record that says that it is a run and is not.
+    record that claims to be a run but is not.
     """
     n = len(values)
     run = runs.fill_null(0).to_numpy().astype(np.int64)
@@ -118,8 +118,7 @@ def run_items(values: pa.BinaryArray, runs: pa.Int32Array) -> tuple[Array, Array
     for byte in range(END_BYTES):
         sizes = sizes << 8 | data[at + byte]
     ends[in_run] = (begin + head)[record[in_run]] + sizes
-    # Before each record's first message there is one part that is not a message: the ends, or
-    # nothing.
+    # One part before each record's first message is not a message: it has the ends, or is empty.
     place = np.arange(len(record)) + record + 1
     cuts = np.empty(len(record) + n + 1, np.int32)
     cuts[0] = offsets[0]

@@ -1,4 +1,5 @@
-"""Writes the micro-batch processor's rows to Kafka, and tells Spark what to observe."""
+"""Writes the micro-batch processor's rows to Kafka, and configures the metrics that Spark
+observes."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ OUTPUT_SCHEMA = "topic STRING, partition INT, key BINARY, value BINARY, headers 
 OBSERVATION = "engine"
 # The size of a batch of records; a larger record is sent alone. If a topic refuses a batch for its
 # size, Java's client splits it into parts of exactly this size (kafka-clients 3.9), for ever if the
-# topic takes less.
+# topic's limit is lower.
 BATCH_BYTES = 65_536
 _HEADERS = "array<struct<key:string,value:binary>>"
 
 
 def write_kafka(rows: DataFrame, bootstrap: str, most: int) -> DataStreamWriter:
-    """Write records to their topics. Rows without a topic are notes to the driver: Spark observes
-    them with the batch's progress, and they are not written. most: bytes of a batch of records, if
-    a topic does not take more."""
+    """Write records to their topics. Rows without a topic are notes to the driver: Spark reports
+    them with the batch's progress and does not write them. most: the largest batch of records in
+    bytes, if a topic does not allow more."""
     observed = rows.observe(OBSERVATION, f.collect_list(f.col("note")).alias("notes"))
     records = observed.where("topic IS NOT NULL").select(
         "topic",

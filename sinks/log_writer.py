@@ -1,10 +1,10 @@
 """Writes the log of steps, which fences earlier workers of the same broker.
 
 The producer is transactional, with one open transaction for about a batch. Its only purpose is the
-fence; the log is read uncommitted. A new worker for the broker raises the producer's epoch, and
-from then on Kafka refuses records of the earlier worker. A step's outputs are sent only after Kafka
-has its record. So a worker that was cut off or frozen can never send outputs that are not in the
-log.
+fence; readers read the log uncommitted. When a new worker opens the log, it raises the producer's
+epoch, and Kafka then refuses records of the earlier worker. A step's outputs are sent only after
+Kafka has its record. So a worker that was cut off or frozen can never send outputs that are not in
+the log.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from ..protocol.bounds import RECORD_BYTES_MAX
 from ..protocol.errors import LakequeueError
 
 OPEN_S_MAX = 30.0
-# A transaction stays open for a batch. Its timeout allows three more, and time for its end and for
-# a machine that stands still, within these bounds.
+# A transaction stays open for a batch. Its timeout allows for three more batches, for the commit
+# and for a machine that freezes, within these bounds.
 MARGIN_S_MIN, MARGIN_S_MAX = 30.0, 90.0
-# If Kafka took a record this recently (seconds), this worker still has the log. Ending a
-# transaction proves that too, but costs some tens of milliseconds without steps.
+# If Kafka accepted a record this recently (seconds), this worker still owns the log. Ending a
+# transaction proves that too, but stops the steps for some tens of milliseconds.
 RECENT_S = 0.5
 
 
 class Stopping(LakequeueError):
-    """The engine stops while Kafka does not answer. Unwritten steps will be taken again."""
+    """The engine stops while Kafka does not answer. Unwritten steps are computed again at the next
+    start."""
 
 
 def transaction_s(batch_s: float) -> float:
-    """How long a transaction of the log may be open."""
+    """The longest time that a transaction of the log may be open."""
     return batch_s + min(max(3 * batch_s, MARGIN_S_MIN), MARGIN_S_MAX)
 
 
 class StepLog:
-    """The log of one broker, for the worker that opened it last. stop: whether to give up waiting.
-    batch_s: how long a transaction usually stays open."""
+    """The log of one broker, for the worker that opened it last. stop: returns whether to give up
+    waiting. batch_s: the usual duration of a transaction."""
 
     def __init__(
         self, kafka: dict[str, Any], topic: str, stop: Callable[[], bool], batch_s: float = 30.0
@@ -48,7 +49,8 @@ class StepLog:
         self._topic = topic
         self._stop = stop
         self._batch_s = batch_s
-        self._begun = self._took = float("-inf")  # a transaction; Kafka a record
+        # when the transaction began; when Kafka last accepted a record
+        self._begun = self._took = float("-inf")
         self._producer = Producer(
             {
                 **kafka,
@@ -59,8 +61,8 @@ class StepLog:
                 "message.max.bytes": RECORD_BYTES_MAX,
             }
         )
-        # This fences any other worker that still runs the broker. With an open transaction, as
-        # after a death, Kafka's client takes half a second, so a thread does it.
+        # This fences any other worker that still runs the broker. If that worker died with an open
+        # transaction, Kafka's client needs half a second, so a thread does it.
         self._fencing = threading.Thread(target=self._fence, name="lakequeue-fence", daemon=True)
         self._failure: BaseException | None = None
         self._fencing.start()
@@ -73,7 +75,7 @@ class StepLog:
             self._failure = error
 
     def fenced(self) -> None:
-        """Wait until nobody else can write here. Raises Kafka's error."""
+        """Wait until no other worker can write here. Raises Kafka's error."""
         self._fencing.join()
         if self._failure is not None:
             raise self._failure
@@ -85,7 +87,7 @@ class StepLog:
         self._begun = time.monotonic()
 
     def append(self, value: bytes) -> None:
-        """Begin to write a record. Also called before the loop takes steps, if a replayed step
+        """Begin to write a record. Also called before the loop runs steps, if a replayed step
         fails."""
         if self._begun == float("-inf"):
             self.begin()
@@ -94,7 +96,7 @@ class StepLog:
 
     def written(self, timeout_s: float) -> list[int]:
         """Offsets of the records that were written since the last call, in order. Waits at most
-        ``timeout_s`` for one; if the engine stops, it gives up soon."""
+        ``timeout_s`` for one, and gives up sooner if the engine stops."""
         if not self._delivered:
             self._producer.poll(timeout_s)
         if timeout_s and not self._delivered and self._stop():
@@ -113,7 +115,7 @@ class StepLog:
 
     def mark(self) -> None:
         """End the transaction for a snapshot of everything written. Raises if this worker was
-        fenced: the snapshot must not be saved. Several marks of a busy broker may fall into one
+        fenced: the snapshot must not be saved. A busy broker may have several marks in one
         transaction."""
         now = time.monotonic()
         if now - self._took > RECENT_S or now - self._begun >= self._batch_s:

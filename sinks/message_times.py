@@ -1,9 +1,9 @@
 """Histograms of how long messages wait and how long consumers need, from the journal.
 
-The journal says when a message came, was delivered and was acknowledged. A sample of each queue's
-messages is followed: all of them while they are few. If there are too many, half of them are
-dropped, by a hash of the id, and each of the others counts twice. So the sums stay right and the
-work is bounded. Only messages from after the engine's start are followed.
+The journal has the times at which a message was spooled, delivered and acknowledged. This module
+follows a sample of each queue's messages: all of them while they are few. If there are too many,
+half of them are dropped, by a hash of the id, and each of the others counts twice. So the sums stay
+right and the work is bounded. Only messages that arrive after the engine's start are followed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from prometheus_client.utils import floatToGoString
 from . import metric_table as table
 from .queue_figures import OTHER
 
-ROOM = 256  # messages of a queue that are followed at the same time
+ROOM = 256  # messages of a queue that are followed at once
 AT_ONCE = 64  # new messages of one record
-QUEUES_MAX = 500  # queues that are followed; the one with the oldest last event makes room
+QUEUES_MAX = 500  # queues that are followed; the one with the oldest last event is dropped
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT, _LEVEL_MAX = np.uint64(40), 24  # the hash has 24 bits
 
@@ -52,7 +52,7 @@ class _Histogram:
 
 @dataclass(slots=True)
 class _Sample:
-    """The sample of a queue: id → since when the message waits, when it was delivered (0: not yet),
+    """The sample of a queue: id → when it became ready, when it was delivered (0: not yet),
     weight."""
 
     level: int = 0
@@ -66,7 +66,7 @@ class _Sample:
         return ids[hashed < np.uint64(1 << (_LEVEL_MAX - self.level))].tolist()
 
     def more(self, ids: Any, time: int) -> None:
-        """New messages."""
+        """Add new messages to the sample."""
         new = self.of(ids)
         while len(new) > AT_ONCE or len(new) + len(self.messages) > ROOM:
             if self.level == _LEVEL_MAX:
@@ -93,7 +93,7 @@ class MessageTimes:
         self._lock = threading.Lock()
 
     def journal(self, broker: str, events: pa.Table) -> None:
-        """A record of the journal, in its order."""
+        """Read a record of the journal. Records must come in order."""
         with self._lock:
             for batch in events.to_batches():
                 self._batch(broker, batch)
@@ -145,7 +145,7 @@ class MessageTimes:
     def _observe(self, metric: table.Metric, place: QueueKey, ms: int, weight: int) -> None:
         key = metric.name, place
         found = self._histograms.get(key)
-        if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # not asked yet
+        if found is None and len(self._histograms) >= 2 * QUEUES_MAX:  # no scrape yet
             key = metric.name, (*place[:2], OTHER)
             found = self._histograms.get(key)
         if found is None:

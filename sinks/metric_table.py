@@ -1,6 +1,6 @@
 """Every metric that the engine serves, in one table for the code and the reference page.
 
-`source` says where a metric's number comes from: a batch's figures (`streaming.loop.figures`),
+`source` names the origin of a metric's number: a batch's figures (`streaming.loop.figures`),
 Spark's progress of a query, `describe` of a queue, `usage` of a VPN or broker, or the journal.
 `figure` is the number's key there. Names end in their unit.
 
@@ -76,7 +76,7 @@ _OF_BATCHES = (
     Metric("batch_seconds", HISTOGRAM, _BROKER, "Time of a batch", ENGINE, buckets=BATCH_BUCKETS),
     Metric("state_pages", GAUGE, _BROKER, "Pages in Spark's state", ENGINE),
     Metric("state_memory_bytes", GAUGE, _BROKER, "Memory of Spark's state store", ENGINE),
-    Metric("malformed_records", COUNTER, ("vpn",), "Records that cannot be understood", ENGINE),
+    Metric("malformed_records", COUNTER, ("vpn",), "Records that cannot be decoded", ENGINE),
     Metric(
         "lost_records", COUNTER, ("topic",),
         "Records that Kafka deleted before they were read", ENGINE,
@@ -171,7 +171,7 @@ _OF_QUEUES = (
     _queue_count("lease_ended", "Leases that ended without an ack"),
     _queue_count("expired", "Messages that expired"),
     _queue_count("dead_lettered", "Messages moved to the dead message queue"),
-    _queue_count("discarded", "Dead messages dropped because no dead message queue took them"),
+    _queue_count("discarded", "Dead messages dropped for lack of a usable dead message queue"),
     Metric(
         "queue_refused_messages", COUNTER, (*_QUEUE, "reason"),
         "Messages refused, with or without a nack", QUEUE, "refused",
@@ -202,7 +202,7 @@ _OF_BRIDGES = (
     _bridge("unanswered_seconds", "unanswered_s", "Age of the oldest send without an answer"),
     _bridge("away", "state", "1 while the bridge is not connected to the other home"),
     _bridge("sent_messages", "sent", "Messages sent, repetitions included", COUNTER),
-    _bridge("taken_messages", "taken", "Messages that the far end took", COUNTER),
+    _bridge("taken_messages", "taken", "Messages that the far end stored", COUNTER),
     _bridge("refusals", "refused", "Refusals of a lane by the far end", COUNTER),
     Metric(
         "bridge_blocked_seconds", GAUGE, (*_BRIDGE, "endpoint"),
@@ -252,8 +252,8 @@ _OF_LIMITS = (
     ),
     Metric(
         "alert", GAUGE, ("broker", "vpn", "queue", "alert"),
-        "1 while an alert is set. Without the label `queue` it is the VPN's, without `vpn` the "
-        "broker's; `_other`: the number of queues", ALERT,
+        "1 while an alert is set. Without the label `queue` it is for the VPN, without `vpn` for "
+        "the broker; `_other`: the number of queues", ALERT,
     ),
     Metric("queue_series", GAUGE, (), "Queues that have series of their own", ALERT),
     Metric("queues", GAUGE, ("broker", "vpn"), "Queues defined", ALERT),
@@ -267,5 +267,5 @@ SAMPLES = frozenset(name for metric in TABLE for name in metric.samples)
 
 
 def of(source: str) -> list[Metric]:
-    """The rows that show figures of this source."""
+    """The rows for figures of this source."""
     return [metric for metric in TABLE if metric.source == source]

@@ -1,7 +1,8 @@
 """Prometheus metrics of the engine. `metric_table` lists them, with their sources.
 
-A scrape reads memory only: batches and queries come with Spark's progress, queues from a look that
-`streaming.watch.queue_watch` takes from time to time, times of messages from the journal.
+A scrape reads memory only: figures of batches and queries come with Spark's progress, those of
+queues from snapshots that `streaming.watch.queue_watch` takes from time to time, and times of
+messages from the journal.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _STEP_PHASE = table.BY_NAME["step_seconds"]
 
 
 class Metrics(Collector):
-    """Counters and times of the engine; `serve` shows them over HTTP.
+    """Counters and times of the engine; `serve` publishes them over HTTP.
 
-    wanted: called at each scrape, before the answer, to say that somebody looks. queues: how many
-    queues have series of their own.
+    wanted: called at the start of each scrape, so that the caller knows that metrics are in use.
+    queues: the number of queues that have series of their own.
     """
 
     def __init__(self, queues: int = 50) -> None:
@@ -46,7 +47,8 @@ class Metrics(Collector):
         self._behind_since: dict[str, float] = {}
 
     def batch(self, progress: dict[str, Any]) -> None:
-        """One batch is done. ``progress``: Spark's StreamingQueryProgress, as in its JSON."""
+        """Count one completed batch. ``progress``: Spark's StreamingQueryProgress, as in its
+        JSON."""
         ms = int(progress["durationMs"].get("triggerExecution", 0))
         seen = progress.get("observedMetrics", {}).get("engine") or {}
         broker = str(seen.get("broker") or _BROKER)
@@ -74,7 +76,7 @@ class Metrics(Collector):
             self.count("step_seconds", broker, phase, by=seconds)
 
     def query(self, progress: dict[str, Any]) -> None:
-        """One batch of any of the engine's streaming queries is done."""
+        """Count one completed batch of any of the engine's streaming queries."""
         name = str(progress.get("name") or "unnamed")
         self.count("query_batches", name)
         self.count("query_input_rows", name, by=max(0, progress.get("numInputRows") or 0))
@@ -89,8 +91,8 @@ class Metrics(Collector):
         self.level("query_last_batch_time_seconds", time.time(), name)
 
     def _lag(self, name: str, progress: dict[str, Any], behind: int) -> None:
-        """A table query's lag: the age of the last record that it wrote. Records that it left
-        behind age from the first batch that left them."""
+        """Set a table query's lag: the age of the last record that it wrote. The age of unread
+        records counts from the first batch that did not read them."""
         if name not in _TABLES or "timestamp" not in progress:
             return
         begun = datetime.fromisoformat(str(progress["timestamp"])).timestamp()
@@ -109,7 +111,7 @@ class Metrics(Collector):
         (made.labels(*labels) if labels else made).set(value)
 
     def describe(self) -> Iterator[Family]:
-        """Return nothing at registration; the table has no name twice."""
+        """Return nothing at registration; no name occurs twice in the table."""
         return iter(())
 
     def collect(self) -> Iterator[Family]:
@@ -119,7 +121,7 @@ class Metrics(Collector):
         yield from self.times.families()
 
     def serve(self, port: int) -> str:
-        """Serve on 127.0.0.1; port 0 takes a free one. Returns the address."""
+        """Serve on 127.0.0.1; with port 0, on a free port. Returns the address."""
         server, _ = start_http_server(port, addr="127.0.0.1", registry=self.registry)
         self._server = server
         return f"http://127.0.0.1:{server.server_port}/metrics"
@@ -128,7 +130,7 @@ class Metrics(Collector):
         """Stop serving."""
         if self._server is not None:
             self._server.shutdown()
-            self._server.server_close()  # else its port stays taken
+            self._server.server_close()  # else its port stays in use
             self._server = None
 
 
@@ -142,7 +144,7 @@ def _make(metric: table.Metric, registry: CollectorRegistry) -> Any:
 
 
 def _behind(progress: Mapping[str, Any]) -> int:
-    """How many records the sources of a query are behind, as Spark's Kafka source reports."""
+    """The number of records that a query's sources have not read yet, from Spark's Kafka source."""
     total = 0
     for source in progress.get("sources") or ():
         latest, ends = source.get("latestOffset"), source.get("endOffset")

@@ -1,8 +1,8 @@
-"""Sends steps' outputs to Kafka, and knows which have arrived.
+"""Sends steps' outputs to Kafka, and tracks which have arrived.
 
-The producer is idempotent, waits for all replicas and never stops trying: while Kafka is away,
-outputs wait. A record that Kafka refuses for good (no topic, too large, not allowed) is counted and
-reported, and nothing waits for it.
+The producer is idempotent, waits for all replicas and never stops trying: outputs wait while Kafka
+is unreachable. A record that Kafka refuses permanently (no topic, too large, not allowed) is
+counted and reported, and nothing waits for it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NARROW_S = 60.0  # for this long, records for a topic are sent alone after it re
 
 @dataclass(slots=True)
 class _Step:
-    """A step of whose records so many are on their way."""
+    """A step, and how many of its records are in transit."""
 
     number: int
     left: int = 0
@@ -77,19 +77,19 @@ def log_error(error: KafkaError) -> None:
 
 
 class Outbox:
-    """Writes outputs, as `driver.OutputWriter` asks. stop: whether to give up waiting.
-    instructions: the topic in which the broker is told what Kafka refused.
+    """Writes outputs, as an `driver.OutputWriter`. stop: returns whether to give up waiting.
+    instructions: the topic in which the broker gets reports of refused records.
 
     Kafka refuses a whole batch because of one record. So a refused record is sent again alone, and
     in halves while it is larger than the topic allows. If Kafka refuses it then, it always will.
-    For a delivery, the broker is told which messages cannot be sent; otherwise they would come back
-    with each end of their lease.
+    For a delivery, the broker then gets the ids of the messages that cannot be sent; otherwise it
+    would send them again after each lease.
 
-    A delivery whose topic is missing never came to its client, so it was no attempt (L5): the
-    broker is told to take the messages back, once in `RETURN_S`, or it would send them again and
-    again. A refused repetition says nothing: the first delivery may have come.
+    A delivery whose topic is missing never reached its client, so it was not an attempt (L5). The
+    outbox returns its messages to the broker, once in `RETURN_S`, or the broker would send them
+    again and again. A refused repetition is not returned: the first delivery may have arrived.
 
-    Two threads use it: the one that steps, and the batch's, which waits for the outputs.
+    Two threads use it: the one that runs steps, and the batch's, which waits for the outputs.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Outbox:
         self._narrow: dict[str, _NarrowTopic] = {}
         self._back: deque[tuple[_Step, WireRecord, KafkaError, bool]] = deque()
         self._logged, self._told = OnceAMinute(), OnceAMinute()  # lines of the log; events
-        # Messages that never came to their clients, by inbox, queue and subscription.
+        # Messages that never reached their clients, by inbox, queue and subscription.
         self._unseen: dict[tuple[str, str, str], list[int]] = {}
         self._returned = float("-inf")
         self._steps: deque[_Step] = deque()
@@ -130,7 +130,7 @@ class Outbox:
         )
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
-        """Begin to write a step's outputs. `acked` learns what became of them."""
+        """Begin to write a step's outputs. `acked` reports when they have arrived."""
         with self._lock:
             one = _Step(step)
             self._steps.append(one)
@@ -144,9 +144,9 @@ class Outbox:
         if narrow is None:
             self._produce(self._wide, one, record)
         elif time.monotonic() < narrow.until:
-            # whole at first, because the limit may have been raised
+            # not split at first, because the limit may have been raised
             self._send_alone(one, record, None)
-        else:  # perhaps its limit was raised again
+        else:  # its limit may have been raised again
             del self._narrow[record.topic]
             self._produce(self._wide, one, record)
 
@@ -172,7 +172,7 @@ class Outbox:
                 return
             except BufferError:
                 self._serve(0.05)
-            except KafkaException as error:  # refused on the spot
+            except KafkaException as error:  # refused immediately
                 self._done(one, record, True, error.args[0], None)
                 return
 
@@ -188,7 +188,7 @@ class Outbox:
             self.failure = self.failure or error
 
     def _send_back(self) -> None:
-        """Send a refused record once more, or tell the broker."""
+        """Send a refused record once more, or report it to the broker."""
         while self._back:
             one, record, error, alone = self._back.popleft()
             if not alone and error.code() in _OF_RECORD:
@@ -221,7 +221,7 @@ class Outbox:
         known = self._narrow.get(topic)
         if known is None or now >= known.until:
             of_size = error.code() in _OF_SIZE
-            # None if Kafka does not say; then halves are tried until they fit.
+            # None if Kafka does not report it; then records are halved until they fit.
             limit = limits_of(self._kafka, [topic]).get(topic) if of_size else None
             known = self._narrow[topic] = _NarrowTopic(now + NARROW_S, limit)
         return known
@@ -248,7 +248,7 @@ class Outbox:
             self._produce(self._wide, one, report)
 
     def acked(self) -> int | None:
-        """The newest step up to which all outputs are in Kafka; None if no output is on its way."""
+        """The newest step up to which all outputs are in Kafka; None if no output is in transit."""
         with self._lock:
             self._serve(0)
             self._send_back()
@@ -264,12 +264,12 @@ class Outbox:
                 if self._alone is not None:
                     self._alone.flush(2.0)
                 if (acked := self.acked()) is not None and acked < step:
-                    raise Stopping("Kafka does not take the outputs")
+                    raise Stopping("Kafka does not accept the outputs")
             time.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Drop what is on its way: the next loop sends it again. Kafka's client refers to us for
-        each record, so it would never end."""
+        """Drop outputs in transit; the next loop sends them again. Each of them has a reference
+        from Kafka's client to the outbox, so that the client would never be freed."""
         for producer in filter(None, (self._wide, self._alone)):
             producer.purge()
             producer.poll(0)

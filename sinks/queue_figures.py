@@ -2,11 +2,11 @@
 
 An engine may have ten thousand queues, and Prometheus keeps a series for each name it ever saw. So
 only some queues have series of their own: half of them the deepest, half those with the most
-traffic since the last look. The others are `_other`. A counter must never fall, so `_other` keeps
-the counts of a queue that gets its own name.
+traffic since the last snapshot. The others are `_other`. A counter must never decrease, so `_other`
+keeps the counts of a queue that gets series of its own.
 
-Any number of endpoints may block a bridge (H2), and the other home names them. Those that block it
-longest have series.
+Any number of endpoints may block a bridge (H2), and the other home chooses their names. Those that
+have blocked it longest have series.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from prometheus_client.metrics_core import Metric as Family
 
 from . import metric_table as table
 
-BRIDGES_MAX = 100  # bridges with series of their own: those with the most waiting messages
+BRIDGES_MAX = 100  # bridges that have series: those with the most waiting messages
 ENDPOINTS_MAX = 5  # per bridge
 
 
@@ -46,7 +46,7 @@ def _families(metrics: Iterable[table.Metric], rows: Rows) -> Iterator[Family]:
 
 
 def bridge_families(bridges: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
-    """The metrics of bridges, as `describe_bridge` gives them."""
+    """The metrics of bridges. bridges: as `describe_bridge` returns them."""
     most = sorted(bridges, key=lambda b: (-b.get("waiting", 0), b["vpn"], b["name"]))[:BRIDGES_MAX]
     metrics = table.of(table.BRIDGE)
     yield from _families(
@@ -63,7 +63,7 @@ def bridge_families(bridges: Sequence[Mapping[str, Any]]) -> Iterator[Family]:
 
 
 def _place(bridge: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The broker that has its end, its VPN, its name."""
+    """A bridge's broker, VPN and name."""
     broker = bridge["to"] if "://" in bridge["from"] else bridge["from"]
     return broker, bridge["vpn"], bridge["name"]
 
@@ -76,7 +76,7 @@ def _of_bridge(bridge: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OTHER = "_other"
-LANES_MAX = 20  # lanes per broker and VPN with series of their own
+LANES_MAX = 20  # lanes that have series, per broker and VPN
 QueueKey = tuple[str, str, str]  # broker, VPN, queue
 _Counts = dict[tuple[str, str], int]  # figure and reason → how many
 
@@ -87,11 +87,11 @@ _BLOCKED, _REFUSED = table.BY_NAME["queue_blocked"], table.BY_NAME["queue_refuse
 
 @dataclass(slots=True)
 class Look:
-    """One look at the engine.
+    """One snapshot of the engine's queues and limits.
 
     queues: as `describe` returns them, with `broker` if it is not the first one. usage: of each VPN
-    of each broker. seconds: how long it took. time: epoch s. bridges: as `describe_bridge` gives
-    them. missing: brokers and VPNs that did not answer, and why.
+    of each broker. seconds: the time that it took. time: epoch s. bridges: as `describe_bridge`
+    returns them. missing: brokers and VPNs that did not answer, with the reasons.
     """
 
     queues: list[Mapping[str, Any]] = field(default_factory=list)
@@ -103,7 +103,7 @@ class Look:
 
 
 class QueueFigures:
-    """The metrics of queues. most: how many have series of their own."""
+    """The metrics of queues. most: the number of queues with series of their own."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -115,18 +115,18 @@ class QueueFigures:
         self._lock = threading.Lock()
 
     def place(self, broker: str, vpn: str, queue: str) -> QueueKey:
-        """The labels of a queue. Before the first look each has its own."""
+        """The labels of a queue. Before the first snapshot each queue has its own."""
         place = broker, vpn, queue
         known = self._look.usage and place not in self._named
         return (broker, vpn, OTHER) if known else place
 
     def seen(self, look: Look) -> None:
-        """Take the figures of a look."""
+        """Set the figures from a snapshot."""
         broker = _broker_of(look)
         found = {(str(q.get("broker", broker)), q["vpn"], q["name"]): q for q in look.queues}
         counts = {place: _counted(queue) for place, queue in found.items()}
         answered = {(usage["broker"]["name"], usage["vpn"]["name"]) for usage in look.usage}
-        # Keep the counts of queues that did not answer this time, or they would count again later.
+        # Keep the counts of queues whose broker did not answer, or they would be counted twice.
         unseen = {p: known for p, known in self._counts.items() if p[:2] not in answered}
         with self._lock:
             self._named = self._choose(found, counts)
@@ -152,8 +152,8 @@ class QueueFigures:
         return frozenset(deepest + busiest[: self._most - len(deepest)])
 
     def _add(self, place: QueueKey, now: _Counts) -> None:
-        """Add to `_other` what a queue counted since the last look. A queue that is new, or was
-        deleted and defined again, counts completely."""
+        """Add a queue's counts since the last snapshot to `_other`. All counts of a queue that is
+        new, or was deleted and defined again, are added."""
         before = self._counts.get(place, {})
         if any(now.get(key, 0) < n for key, n in before.items()):
             before = {}
@@ -164,8 +164,8 @@ class QueueFigures:
     # ------------------------------------------------------------ as metrics
 
     def families(self) -> Iterator[Family]:
-        """The metrics of the last look; none before the first. They are built with the look, so a
-        scrape is cheap."""
+        """The metrics of the last snapshot; none before the first. `seen` builds them, so a scrape
+        is cheap."""
         yield from self._families
 
     def _made(self, look: Look) -> Iterator[Family]:
@@ -234,13 +234,13 @@ def _levels(queue: Mapping[str, Any], dead: set[tuple[str, str]]) -> dict[str, f
 
 
 def _joined(queues: list[dict[str, float]]) -> dict[str, float]:
-    """The figures of several queues as one."""
+    """Combine the figures of several queues."""
     joined = {figure: sum(queue[figure] for queue in queues) for figure in queues[0]}
     return joined | {"oldest_age_s": max(queue["oldest_age_s"] for queue in queues)}
 
 
 def _limits(look: Look) -> Iterator[Family]:
-    """The messages that wait longest at brokers for queues of others, by lane; then levels and
+    """The lanes whose messages have waited longest for queues at other brokers, then levels and
     limits of brokers and VPNs."""
     each = {(usage["broker"]["name"], usage["vpn"]["name"]): usage for usage in look.usage}
     lanes = (

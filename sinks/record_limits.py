@@ -1,8 +1,9 @@
-"""How large a record each topic takes, and the command that tells a broker about a larger one.
+"""The largest record that each topic accepts, and the command that reports a larger one to a
+broker.
 
-Our topics take `RECORD_BYTES_MAX`, but somebody may have lowered a topic's `max.message.bytes`, or
-made a client's inbox with less. A larger record would come back for ever: a delivery with each end
-of its lease, and with micro-batches the whole failing batch.
+Our topics accept `RECORD_BYTES_MAX`, but an operator may have lowered a topic's
+`max.message.bytes`, or created a client's inbox with less. Without this check a larger record would
+be sent again for ever: a delivery after each lease, and with micro-batches the whole failing batch.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ def limits_of(kafka: dict[str, Any], names: Iterable[str]) -> dict[str, int]:
         try:
             limits[resource.name] = int(answer.result(ASK_S)["max.message.bytes"].value)
         except (KafkaException, FutureTimeout, KeyError, TypeError, ValueError):
-            continue  # we may not ask, or there is no such topic
+            continue  # the topic does not exist, or we lack the permission
     return limits
 
 
 def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable | None:
-    """The command for a broker about a delivery that a topic refuses for good; None for any other
-    record. is_size: whether its size is the reason."""
+    """The command that tells a broker that a topic refuses a delivery permanently; None for any
+    other record. is_size: whether its size is the reason."""
     found = delivered(record)
     if found is None:
         return None
@@ -55,13 +56,14 @@ def undeliverable(record: WireRecord, why: str, is_size: bool) -> Undeliverable 
 
 
 def refusal(record: WireRecord, error: str, limit: int | None) -> str:
-    """Why a topic does not take a record, as a sentence."""
+    """A sentence about a record that its topic refuses."""
     allowed = "" if limit is None else f"; its max.message.bytes is {limit:,}"
     return f"{size_of(record):,} bytes for topic {record.topic!r}: {error}{allowed}"
 
 
 def instruction(topic: str, about: str, command: Command) -> WireRecord:
-    """A command for a broker, in the topic of its instructions. about: the topic of the record."""
+    """A command for a broker, as a record of its instructions. about: the topic of the refused
+    record."""
     vpn = topics.vpn_of(about) or DEFAULT_VPN
     return WireRecord(topic, 0, vpn.encode(), encode_command(command))
 
@@ -69,8 +71,9 @@ def instruction(topic: str, about: str, command: Command) -> WireRecord:
 def within_limits(
     records: Iterable[WireRecord], limits: Mapping[str, int], instructions: str, notes: list[str]
 ) -> Iterator[WireRecord]:
-    """The records, split until each topic takes them. For one that cannot be split, a command tells
-    the broker. limits: of topics that take less than ours. notes: one note is added per topic."""
+    """Yield the records, split to fit their topics' limits. A record that cannot be split becomes a
+    command that reports it to the broker. limits: of topics that accept less than ours. notes: one
+    note is added per topic."""
     reported: set[str] = set()
     for record in records:
         limit = limits.get(record.topic, RECORD_BYTES_MAX)
@@ -93,6 +96,6 @@ def within_limits(
 
 
 def _is_surely_within(record: WireRecord, limit: int) -> bool:
-    """A cheap check that reads no headers, because every record passes here."""
-    text = 4 * len(record.headers or "")  # no character has more bytes
+    """A cheap check that reads no headers, because it runs for every record."""
+    text = 4 * len(record.headers or "")  # a character has at most 4 bytes
     return len(record.value or b"") + len(record.key or b"") + text + BESIDE_MAX <= limit

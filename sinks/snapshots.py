@@ -1,17 +1,18 @@
 """The Delta table `snapshots`: a broker's state after a step, page by page (R1).
 
-Spark has committed that state already, so its `statestore` source reads it from the checkpoint,
-beside the running query. A *chain* of snapshots begins with a whole one. Each later one has the
-pages that changed since the one before, by the state's changelog. To rebuild a state, take each
-page's newest row in the chain up to the step. A row with neither value nor `crc` means that the
-page was removed. Payload blocks never change: for a block of an earlier chain a whole snapshot has
-only the `crc`, and the value is in the newest earlier row.
+Spark has already committed that state, so its `statestore` source can read it from the checkpoint
+while the query runs. A *chain* of snapshots begins with a whole one. Each later one has the pages
+that changed since the previous one, from the state's changelog. To rebuild a state, use each page's
+newest row in the chain up to the step. A row with neither value nor `crc` means that the page was
+removed. Payload blocks never change: for a block of an earlier chain a whole snapshot has only the
+`crc`, and the value is in the newest earlier row.
 
-A change of brokers at rest makes a state that is no step's result (M4). It is written before the
-next snapshot, from the file with which the broker begins, so that later steps can be replayed.
+A change of brokers at rest creates a state that is not the result of a step (M4). It is written
+before the next snapshot, from the file from which the broker starts, so that later steps can be
+replayed.
 
 The row without a page name closes a snapshot. Its value is the loop's own snapshot, and its `crc`
-the sum over all pages. Readers check the sum, so a damaged chain is never taken for a state.
+the sum over all pages. Readers check the sum, so they never accept a damaged chain as a state.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from .delta_tables import append
 log = logging.getLogger("lakequeue.tables")
 
 BLOCK = "b/"  # prefix of the names of payload pages
-CHAIN_MAX = 100  # snapshots until the next whole one, so that old ones can be deleted
-NO_BATCH = -1  # no batch of Spark wrote this snapshot
+CHAIN_MAX = 100  # snapshots in a chain; then a whole one follows, so that old ones can be deleted
+NO_BATCH = -1  # the snapshot was not written by a batch of Spark
 STATE_BYTES = 64_000_000  # pages in memory at once
 PAGES = "page STRING, value BINARY, crc LONG"
 
@@ -55,9 +56,8 @@ class _Last:
 
 class SnapshotWriter:
     """Writes a snapshot of each broker when it is due. checkpoints: of the brokers' queries.
-    interval_s: between two snapshots of a broker. states: the files with which brokers begin. anew:
-    whether each broker's first snapshot ignores those in the table, which may have lost
-    something."""
+    interval_s: between two snapshots of a broker. states: the files from which brokers start. anew:
+    whether each broker's first snapshot ignores those in the table, which may be incomplete."""
 
     def __init__(
         self,
@@ -110,16 +110,16 @@ class SnapshotWriter:
         self._append(broker, batch, at, own, pages, before, whole)
 
     def write_states(self) -> None:
-        """Write the states in files that the table does not have. A missing file belonged to an
-        earlier change of brokers and was written then."""
+        """Write the states from files if the table does not have them. A missing file belonged to
+        an earlier change of brokers and was written then."""
         while self._states:
             broker, file = self._states.popitem()
             if file.exists():
                 self._write_state(broker, file)
 
     def _write_state(self, broker: str, file: Path) -> None:
-        """Write a state, unless the table has later snapshots: another query wrote them, or upkeep
-        has deleted this one and all before it."""
+        """Write a state, unless the table has later snapshots: then another query wrote this one,
+        or upkeep has deleted it and all before it."""
         step = step_of(file)
         before, newest = self._newest(broker, step), self._newest(broker)
         if before == step or before < 0 <= newest:
@@ -137,7 +137,7 @@ class SnapshotWriter:
             self._append_rows(short, broker, NO_BATCH, at, whole=True)
             crcs |= {page: crc for page, _, crc in rows}
         self._append_rows(self._closing(own, crcs), broker, NO_BATCH, at, whole=True)
-        if newest < step:  # Spark knows no changes since then, so the next one is whole
+        if newest < step:  # Spark has no changelog since then, so the next snapshot is whole
             self._last[broker] = _Last(NO_BATCH, at.step, crcs, CHAIN_MAX)
 
     def _append(
@@ -192,13 +192,13 @@ class SnapshotWriter:
         return _pages(found.select("user_map_key.key", "user_map_value.page"))
 
     def _changed(self, broker: str, first: int, last: int) -> DataFrame | None:
-        """The pages that changed in these batches; None if Spark no longer knows."""
+        """The pages that changed in these batches; None if Spark no longer has their changelog."""
         try:
             changes = self._state(
                 broker, "pages", readChangeFeed="true", changeStartBatchId=first,
                 changeEndBatchId=last,
             )  # fmt: skip
-            # A page may change twice in a batch: the changelog's own order counts.
+            # A page may change twice in a batch, so use the order of the changelog.
             value = f.when(f.col("change_type") != "delete", f.col("user_map_value.page"))
             named = changes.select(
                 "user_map_key.key", f.struct(value.alias("page")).alias("new"),
@@ -208,9 +208,9 @@ class SnapshotWriter:
             pages = _pages(newest.select("key", "new.page"))
             pages.persist().count()
             return pages
-        except Exception as error:  # Spark's are of many kinds; the whole state is still there
+        except Exception as error:  # Spark raises many kinds; the whole state is still available
             log.warning(
-                "%s: Spark no longer knows what changed in batches %d to %d (%s), so the whole "
+                "%s: Spark no longer has the changes of batches %d to %d (%s), so the whole "
                 "state is written", broker, first, last, first_line(error),
             )  # fmt: skip
             return None
@@ -227,7 +227,7 @@ class SnapshotWriter:
         return -1 if rows[0].step is None else int(rows[0].step)
 
     def _last_snapshot(self, broker: str) -> _Last | None:
-        """The newest snapshot in the table, if it is of this checkpoint."""
+        """The newest snapshot in the table, if it belongs to this checkpoint."""
         table = self._spark.read.format("delta").load(f"{self._folder}/{SNAPSHOTS}")
         mine = table.where(f.col("broker") == broker)
         closed = mine.where("page = ''").select("step", "batch", "whole")
@@ -240,7 +240,7 @@ class SnapshotWriter:
             own = self._own(broker, newest.batch)
         except Exception as error:  # it no longer has that batch, or has no such checkpoint
             log.info(
-                "%s: Spark no longer knows batch %d of the newest snapshot (%s), so the whole "
+                "%s: Spark no longer has batch %d of the newest snapshot (%s), so the whole "
                 "state is written", broker, newest.batch, first_line(error),
             )  # fmt: skip
             return None
@@ -254,7 +254,7 @@ class SnapshotWriter:
 
 
 def slices(pages: Iterator[tuple[str, bytes]], most: int) -> Iterator[list[tuple[str, bytes]]]:
-    """Pages in parts of about ``most`` bytes."""
+    """Yield pages in parts of about ``most`` bytes."""
     part: list[tuple[str, bytes]] = []
     size = 0
     for page, value in pages:
@@ -268,7 +268,7 @@ def slices(pages: Iterator[tuple[str, bytes]], most: int) -> Iterator[list[tuple
 
 
 def _pages(found: DataFrame) -> DataFrame:
-    """Pages as rows of the table. The crc is zlib's, which every language has."""
+    """Pages as rows of the table. The crc is zlib's, which is available in every language."""
     named = f.concat(f.col("key").cast("binary"), f.col("page"))
     return found.select(
         f.col("key").alias("page"), f.col("page").alias("value"), f.crc32(named).alias("crc")
@@ -276,7 +276,7 @@ def _pages(found: DataFrame) -> DataFrame:
 
 
 def _without_blocks(pages: DataFrame, known: dict[str, int]) -> DataFrame:
-    """Blocks that an earlier snapshot has lose their values here, and keep their crcs."""
+    """Remove the values of blocks that an earlier snapshot has; their crcs stay."""
     stored = [(page, crc) for page, crc in known.items() if page.startswith(BLOCK)]
     if not stored:
         return pages

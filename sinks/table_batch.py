@@ -1,7 +1,7 @@
 """One batch of a table query, in a Python worker: reads Kafka and writes the Parquet files (R1).
 
-No row passes through Java. The worker reads the offsets that Spark planned (`offset_ranges`), makes
-columns of the records (`kafka_records`), leaves out records that the tables already have, and
+No row passes through Java. The worker reads the offsets that Spark planned (`offset_ranges`),
+converts the records to columns (`kafka_records`), omits records that the tables already have, and
 writes files with Arrow (`table_files`). It returns Delta's `add` action for each file; the driver
 commits these (`table_writer`).
 
@@ -36,7 +36,7 @@ from ..sources.step_batch import PartitionId
 from .kafka_records import TIME_MS_END, records_of, run_items
 from .table_files import TableFiles
 
-NICENESS = 5  # no client waits for the tables, so the worker gives way to the brokers' loops
+NICENESS = 5  # no client waits for the tables, so the brokers' loops get the CPU first
 Last = dict[tuple[str, str], tuple[int, int]]
 Stored = dict[PartitionId, tuple[int, int]]
 
@@ -45,14 +45,13 @@ Stored = dict[PartitionId, tuple[int, int]]
 class TableBatch:
     """Writes the files of one batch. Spark calls it in a Python worker.
 
-    tables: the folder of the tables.
-    history: False writes `messages` and `journal`, True writes `commands` and `steps`.
-    last: broker and VPN → (step, part) that `journal` has last. stored: see `TopicsRead.stored`.
-    kafka, ranges, ids: how to reach Kafka, what to read, and the ids of the topics.
-    environment: how to reach an object store, see `protocol.folders`.
+    tables: the folder of the tables. history: False writes `messages` and `journal`, True writes
+    `commands` and `steps`. last: broker and VPN → the last (step, part) in `journal`. stored: see
+    `TopicsRead.stored`. kafka, ranges, ids: the connection to Kafka, the offsets to read, and the
+    ids of the topics. environment: variables for an object store, see `protocol.folders`.
 
     Yields a row for each file: its table, and the fields of Delta's `add` action as JSON. The last
-    row has no table: how many records were read, and the new ``last``.
+    row has no table: the number of records read, and the new ``last``.
     """
 
     tables: str
@@ -66,8 +65,8 @@ class TableBatch:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[str, str]]:
-        """rows: Spark's input of the task. It is empty, but a worker that does not read it to its
-        end is not used again."""
+        """rows: Spark's input of the task. It is empty, but Spark only reuses a worker that reads
+        it to its end."""
         list(rows)
         os.environ |= self.environment
         _lower_priority()
@@ -131,7 +130,7 @@ class TableBatch:
 
 
 def _lower_priority() -> None:
-    """Once in the life of this worker process."""
+    """Lower this worker process's priority, once."""
     global _is_lowered
     if not _is_lowered:
         _is_lowered = True
@@ -170,7 +169,7 @@ def journal_rows(broker: str, step: str, value: bytes) -> Iterator[pa.RecordBatc
         table = journal_encoding.decode(value)
         yield from [] if table.schema != journal_encoding.SCHEMA else _events(broker, step, table)
     except (pa.ArrowException, OSError):
-        return  # the columns may be ours, but the values unreadable
+        return  # the columns may be the engine's, but the values unreadable
 
 
 def _events(broker: str, step: str, table: pa.Table) -> list[pa.RecordBatch]:
@@ -253,7 +252,7 @@ def step_rows(batch: pa.RecordBatch) -> pa.Table:
     rows = [row for row in found if row is not None]
     try:
         return pa.Table.from_pylist(rows, STEP_ROWS)
-    except (pa.ArrowException, OverflowError):  # a stranger's record, with numbers out of range
+    except (pa.ArrowException, OverflowError):  # a foreign record, with numbers out of range
         return pa.Table.from_pylist([row for row in rows if _fits(row)], STEP_ROWS)
 
 

@@ -1,16 +1,16 @@
-"""Finds out what a damaged Delta table lacks, and repairs it (R1).
+"""Finds and repairs damage of a Delta table (R1).
 
     _delta_log/N.json              version N: files that are added and removed
     _delta_log/N.checkpoint.…      the sum of all versions up to N, so that earlier ones may go
     _delta_log/_last_checkpoint    where a reader begins
 
-Somebody may delete files that a table still needs, and a power loss or a full disk may cut the
-newest commit. Delta then refuses the whole table. So the log is read here without Spark, by the
-rules of Delta's protocol, and the table is repaired with the smallest change:
+Someone may delete files that a table still needs, and a power loss or a full disk may truncate the
+newest commit. Delta then refuses the whole table. So this module reads the log without Spark, by
+the rules of Delta's protocol, and repairs the table with the smallest change:
 
-    a version that cannot be read    it and all later ones are set aside
-    data files that are missing      a new version says that they are removed
-    no log, or none from its begin   the table is set aside and recreated
+    a version that cannot be read      it and all later ones are set aside
+    missing data files                 a new version removes them
+    no log, or none from its beginning the table is set aside and recreated
 
 The parts that are set aside go to `.aside/`, beside the tables.
 """
@@ -42,9 +42,10 @@ _VERSION = re.compile(r"(\d{20})\.")
 
 @dataclass
 class Table:
-    """What a table's log says, as far as it can be read. version: the newest readable one, -1 for
-    none. broken: the first unreadable file of the log, and what is wrong with it. files: data files
-    by path, with the action that added each. lost: those that are missing, and why."""
+    """The contents of a table's log, as far as it can be read. version: the newest readable one, -1
+    for none. broken: the first unreadable file of the log, and its damage. files: data files by
+    path, with the action that added each. lost: missing or truncated data files, with the
+    damage."""
 
     place: Folder
     version: int = -1
@@ -54,7 +55,7 @@ class Table:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is wrong that can be seen."""
+        """Whether no damage was found."""
         return self.broken is None and not self.lost
 
     def sentence(self) -> str:
@@ -69,13 +70,13 @@ class Table:
 
 
 def look_at_tables(tables: Folder) -> list[Table]:
-    """All existing tables, also those of which only data files are left. Raises OSError if the
-    folder cannot be read."""
+    """Read all existing tables, even if only data files are left. Raises OSError if the folder
+    cannot be read."""
     return [_look(tables / name) for name in COLUMNS if any((tables / name).glob("*"))]
 
 
 def damage(tables: Folder) -> str:
-    """The damage of the tables, and the remedy; empty if there is none."""
+    """The damage of the tables, with the remedy; empty if there is none."""
     found = [table.sentence() for table in look_at_tables(tables) if not table.is_whole]
     if not found:
         return ""
@@ -141,13 +142,13 @@ def _from_checkpoint(table: Table, names: list[str]) -> int | None:
 
 
 def _json_action(row: dict[str, Any]) -> dict[str, Any]:
-    """An `add` action of a checkpoint, whose maps Arrow gives as pairs."""
+    """Convert an `add` action from a checkpoint; Arrow returns its maps as pairs."""
     values = row.get("partitionValues") or []
     return {**row, "partitionValues": dict(values)}
 
 
 def _read_commit(table: Table, place: Folder, name: str, is_there: bool) -> str:
-    """Read a version. Returns why it cannot be read, empty if it was."""
+    """Read a version. Returns the reason if it cannot be read, else an empty text."""
     file = place / name
     if not is_there:
         return "is missing"
@@ -171,7 +172,7 @@ def _read_commit(table: Table, place: Folder, name: str, is_there: bool) -> str:
 def _find_lost(table: Table, there: dict[str, int]) -> None:
     for path, added in table.files.items():
         if "://" in path or path.startswith("/"):
-            continue  # a clone's, elsewhere
+            continue  # a clone refers to files of another table
         if path not in there:
             table.lost[path] = "is missing"
         elif there[path] != added["size"]:
@@ -192,7 +193,7 @@ def mend(tables: Folder) -> Iterator[str]:
         sentence = table.sentence()
         if table.version < 0:
             move(table.place, aside)
-            yield f"{sentence}: the table was set aside in {aside}, and is recreated"
+            yield f"{sentence}: the table was set aside in {aside}; the engine creates a new one"
             continue
         done = []
         if table.broken is not None:
@@ -203,7 +204,7 @@ def mend(tables: Folder) -> Iterator[str]:
 
 
 def _put_versions_aside(table: Table, aside: Folder) -> str:
-    """Set aside all versions after the last readable one, and unreadable checkpoints."""
+    """Move all versions after the last readable one, and unreadable checkpoints, aside."""
     moved = 0
     files: list[Folder] = [*(table.place / LOG).glob("*")]
     for file in files:
@@ -211,9 +212,9 @@ def _put_versions_aside(table: Table, aside: Folder) -> str:
         is_later = found is not None and int(found[1]) > table.version
         is_broken = table.broken is not None and file.name == table.broken[0].partition("/")[2]
         if file.name in (LAST, f".{LAST}.crc") or is_broken or is_later:
-            move(file, aside / LOG / file.name)  # without LAST readers look for themselves
+            move(file, aside / LOG / file.name)  # without LAST, readers list the log
             moved += bool(_COMMIT.fullmatch(file.name))
-    return f"it is back at version {table.version:,}; later ones, set aside in {aside}: {moved:,}"
+    return f"it is back at version {table.version:,}; {moved:,} later ones are set aside in {aside}"
 
 
 def _commit_removal(table: Table, aside: Folder) -> str:
@@ -240,7 +241,7 @@ def _commit_removal(table: Table, aside: Folder) -> str:
     if file.exists():
         raise LakequeueError(f"{file} was written meanwhile: is an engine running on this home?")
     file.write_bytes(b"".join(json.dumps(action).encode() + b"\n" for action in actions))
-    return f"the table goes on without {len(table.lost):,} of its files ({rows:,} rows)"
+    return f"the table continues without {len(table.lost):,} of its files ({rows:,} rows)"
 
 
 def _rows_of(added: dict[str, Any]) -> int:

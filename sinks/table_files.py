@@ -1,7 +1,7 @@
 """The Parquet files of one batch, written with Arrow where Python has the rows (R1).
 
-Spark writes Parquet row by row in Java; Arrow writes whole columns (decision 0019). Nobody sees a
-file until Delta has committed it (`table_writer`). Files that are never committed belong to no
+Spark writes Parquet row by row in Java; Arrow writes whole columns (decision 0019). A file is
+invisible until Delta has committed it (`table_writer`). Files that are never committed belong to no
 version of the table, so upkeep removes them.
 """
 
@@ -28,9 +28,9 @@ from ..protocol.table_format import COMMANDS, DATE, JOURNAL, MESSAGES, STEPS
 from .delta_tables import DAY_OF, DAY_S, DAYS_BACK, SKIPPING
 from .kafka_records import TIME_MS_BEGIN, TIME_MS_END
 
-GROUP_BYTES = 32_000_000  # bytes of a row group, which writers and some readers hold in memory
+GROUP_BYTES = 32_000_000  # bytes of a row group, which writers and some readers load at once
 TEXT_CHARS_MAX = 32  # in a minimum or maximum in Delta's log, as Spark writes them
-_LAST_CHAR = chr(sys.maxunicode)  # sorts behind all other characters
+_LAST_CHAR = chr(sys.maxunicode)  # sorts after all other characters
 DAY_US = DAY_S * 1_000_000
 _EPOCH = date(1970, 1, 1)
 _TIMES = range(TIME_MS_BEGIN * 1_000, (TIME_MS_END + 1) * 1_000)  # in µs
@@ -44,7 +44,7 @@ _REPEATED = {
     COMMANDS: ["topic", "partition", "time", "command", "queue", "topic_id"],
     STEPS: ["broker", "code"],
 }  # fmt: skip
-_PAGE_ROWS = 64  # the page's size is checked after so many rows, since payloads may be large
+_PAGE_ROWS = 64  # the page's size is checked after this many rows, since payloads may be large
 
 
 class TableFiles:
@@ -59,7 +59,7 @@ class TableFiles:
         self._files: dict[tuple[str, int], _OneFile] = {}
 
     def add(self, table: str, rows: pa.Table) -> None:
-        """Add rows to a table. They have all its columns except `date`."""
+        """Add rows to a table. They have all columns except `date`."""
         if not len(rows):
             return
         last = self._today + 1  # also the day of a row without a time
@@ -123,9 +123,9 @@ class _OneFile:
         self._sync()
 
     def _sync(self) -> None:
-        """Flush the file to the disk and out of the page cache: Kafka's logs need that memory, and
-        nobody reads this file soon (decision 0027). So a file is on the disk before Delta commits
-        it. An object store does not need this."""
+        """Flush the file to the disk, so that it is there before Delta commits it, and drop it from
+        the page cache: Kafka's logs need that memory, and no one reads this file soon (decision
+        0027). An object store does not need this."""
         if self._local is None:
             return
         file = os.open(self._local, os.O_RDONLY)
@@ -193,8 +193,8 @@ class _Figures:
 
 
 def _short(ends: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Minimum and maximum; for a long text, a short one that sorts before or after it. Some readers
-    take a column without both for an empty one."""
+    """Shorten a minimum and a maximum, to texts that sort before and after them. Both must be
+    present: some readers treat a column that lacks one as empty."""
     least, most = ends
     if isinstance(least, str):
         least = least[:TEXT_CHARS_MAX]
@@ -204,7 +204,7 @@ def _short(ends: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 def _times(ends: tuple[int, int]) -> tuple[str, str] | None:
-    """Two times, in µs, as Delta's log has them, to the ms; None if one is out of range."""
+    """Two times, in µs, as Delta's log writes them, in ms; None if one is out of range."""
     least, most = ends[0] // 1000, -(-ends[1] // 1000)
     if least * 1000 not in _TIMES or most * 1000 not in _TIMES:
         return None

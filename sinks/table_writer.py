@@ -8,14 +8,14 @@ Two streaming queries call a `TableWriter` for each of their batches:
 The history query is slower (`lakequeue.history_interval_s`): each heartbeat is a command and a
 step, and an idle engine must not commit to Delta every few seconds. From its tables any past moment
 can be rebuilt: a step is a pure function, `messages` and `commands` are its inputs, and `steps`
-says which of them each step took, and when. Snapshots shorten the replay.
+records which inputs each step read, and when. Snapshots shorten the replay.
 
 A batch runs in three stages. Spark plans the offsets. A Python worker reads them and writes Parquet
 files (`table_batch`). The driver commits the files with Delta's own Java code, so that one process
-writes a table's log: upkeep and snapshots are Spark's too (decision 0019).
+writes a table's log: upkeep and snapshots run in Spark, too (decision 0019).
 
-Records that a table already has are left out. The table itself says which: it has the last offset
-of each partition and the last step of each broker, and both only grow. So repeated batches,
+Records that a table already has are omitted. The table itself identifies them: it has the last
+offset of each partition and the last step of each broker, and both only grow. So repeated batches,
 repeated journal records and a lost checkpoint do no harm. Delta's own mark for repeated batches
 (`txnAppId`) costs three times as much as the append.
 """
@@ -42,17 +42,17 @@ from .table_batch import TableBatch
 from .topics_read import TopicsRead
 
 WRITER_VERSION = 2  # up to this version Delta's protocol has no rule that our rows could break
-STORE_PREFIX = "AWS_"  # variables that say how an object store is reached
+STORE_PREFIX = "AWS_"  # of the variables that configure an object store
 
 
 class TableWriter:
     """The `foreachBatch` function of a table query. Runs in the driver, one call at a time.
 
-    query: the query's name. kafka: how a worker reaches Kafka. on_back: see `TopicsRead`. history:
-    which tables, see above.
+    query: the query's name. kafka: a worker's settings for Kafka. on_back: see `TopicsRead`.
+    history: which tables, see above.
 
-    The writer looks up what the tables have when it is created, so every start begins with the
-    truth.
+    The writer reads what the tables contain when it is created, so every start begins with their
+    real contents.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class TableWriter:
         self._topics = TopicsRead(TopicsNow(kafka), stored, on_back)
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
-        """batch: what Spark planned. It is never computed."""
+        """batch: the offsets that Spark planned. The data frame is never computed."""
         scan = scan_of(self._spark, self._query)
         ranges = self._topics.plan(scan)
         takes_files = {name: table.takes_files() for name, table in self._tables.items()}
@@ -106,8 +106,8 @@ def history_writer(
 ) -> Callable[[DataFrame, int], None]:  # fmt: skip
     """The `foreachBatch` function of the history query.
 
-    snapshots: called after each batch; it writes the snapshots that are due. The tables are created
-    with the first batch, so that the engine's start does not wait for them.
+    snapshots: called after each batch; it writes the snapshots that are due. The first batch
+    creates the tables, so that the engine's start does not wait for them.
     """
 
     @cache
@@ -124,10 +124,10 @@ def history_writer(
 
 
 class _FilesTable:
-    """A Delta table to which files are added, in one commit of Delta's own.
+    """A Delta table to which files are added, in one commit through Delta's own code.
 
     Delta checks rows when Spark inserts them, but not the rows of an added file. Tables as we
-    create them need no check. If somebody altered a table (a constraint, a computed column), its
+    create them need no check. If someone altered a table (a constraint, a computed column), its
     protocol version is higher, and Spark inserts the rows of our files.
     """
 
@@ -142,7 +142,7 @@ class _FilesTable:
         self._operation = delta.DeltaOperations.Write(append, *[none] * 8)
 
     def takes_files(self) -> bool:
-        """Whether rows need no check, in the newest version of the table that was seen."""
+        """Whether rows need no check, by the newest version of the table that Delta has loaded."""
         protocol = self._log.unsafeVolatileSnapshot().protocol()
         return bool(protocol.minWriterVersion() <= WRITER_VERSION)
 
@@ -156,7 +156,7 @@ class _FilesTable:
             self._log.startTransaction().commit(sequence, self._operation)
 
     def insert(self, files: Iterable[dict[str, Any]]) -> None:
-        """Insert the rows of files, which Delta checks, and remove the files."""
+        """Insert the rows of files with Delta's checks, and remove the files."""
         paths = [f"{self._place}/{file['path']}" for file in files]
         if not paths:
             return

@@ -1,19 +1,19 @@
-"""Plans where each batch of a table query reads its topics, and finds records that the tables have
-(R1).
+"""Plans the offsets that each batch of a table query reads, and finds records that the tables
+already have (R1).
 
 A recreated topic starts at offset 0. Spark plans batches by name, and would skip the new topic's
-records before the old offset. So each row has Kafka's id of its topic, and each batch asks for the
+records before the old offset. So each row has Kafka's id of its topic, and each batch requests the
 ids:
 
-    the id differs from before, or from the rows    the new topic is read from its beginning
-    the id is that of the rows                      what follows the last row is read
-    the same id, and the topic ends before what
-    was read: Kafka lost records                    what follows its end is read; it is reported
+    the id differs from before, or from the rows    read the new topic from its beginning
+    the id is that of the rows                      read from the last row on
+    the same id, and the topic ends before the
+    last offset read: Kafka lost records            read from its end on, and report it
     no id (Kafka before 2.8), and the topic ends
-    before what was read                            as if the id differed
+    before the last offset read                     as if the id differed
 
-One batch reads one topic of a name. If the topic is recreated meanwhile, the batch fails, and
-the next start reads the new one.
+One batch reads one topic of a name. If the topic is recreated meanwhile, the batch fails, and the
+next start reads the new one.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ Rows = Mapping[PartitionId, Mapping[str, At]]
 
 
 class TopicsRead:
-    """The topics of one query, from its start on. rows: what the table has then. on_back: called
-    with a topic of which Kafka lost records that had been read, and how many.
+    """The topics of one query, from its start on. rows: the table's contents at the start. on_back:
+    called with a topic of which Kafka lost records that had been read, and their number.
 
-    stored: the last offset and the newest time that the table has of each partition. A newer record
-    is not in the table, even at an earlier offset: it is of another topic, or of one that Kafka
-    lost records of.
+    stored: the last offset and the newest time in the table, by partition. A newer record is not in
+    the table, even at an earlier offset: it belongs to another topic, or to one of which Kafka lost
+    records.
     """
 
     def __init__(self, now: TopicsNow, rows: Rows, on_back: Callable[[str, int], None]) -> None:
@@ -63,14 +63,15 @@ class TopicsRead:
         if anew:
             self._begin_anew(anew)
             there = self._now.ends(anew, OffsetSpec.latest(), committed=True)
-            # Spark may have planned it while the old topic was there.
+            # Spark may have planned the batch while the old topic existed.
             ends |= {place: min(ends[place], there.get(place, 0)) for place in anew}
         self._go_back(ends)
         self._known |= {p: self.ids[p[0]] or self._known.get(p, NO_ID) for p in ends}
         return {p: (self._next[p], end) for p, end in ends.items() if max(0, self._next[p]) < end}
 
     def read(self, ranges: Ranges) -> None:
-        """Note that these were read. Raises NotConnected if a topic was recreated meanwhile."""
+        """Record that these ranges were read. Raises NotConnected if a topic was recreated
+        meanwhile."""
         now = self._ask(topic for topic, _ in ranges)
         for topic in {topic for topic, _ in ranges}:
             if now.get(topic) != self.ids[topic]:
@@ -80,7 +81,7 @@ class TopicsRead:
         self._next |= {place: end for place, (_, end) in ranges.items()}
 
     def may_be_stored(self, ranges: Ranges) -> dict[PartitionId, At]:
-        """The part of `stored` that concerns these ranges."""
+        """The entries of `stored` that concern these ranges."""
         return {p: at for p, at in self.stored.items() if p in ranges and ranges[p][0] <= at[0]}
 
     def _is_other(self, place: PartitionId, scan: Scan, end: int) -> bool:
@@ -110,12 +111,13 @@ class TopicsRead:
         for topic in sorted({topic for topic, _ in places}):
             log.warning(
                 "topic %r was deleted and created again: the tables read it from its beginning; "
-                "what they had not read of the old one is lost", topic,
+                "unread records of the old one are lost", topic,
             )  # fmt: skip
 
     def _go_back(self, ends: Mapping[PartitionId, int]) -> None:
-        """Continue at the end of partitions that end before what was read: Kafka lost records.
-        Spark has looked three times, so this is no new leader's passing mistake."""
+        """Continue at the end of partitions that end before the last offset read: Kafka lost
+        records. Spark has checked three times, so this is not the passing mistake of a new
+        leader."""
         lost: dict[str, int] = {}
         for place, end in ends.items():
             if end < self._next[place]:
@@ -132,5 +134,5 @@ class TopicsRead:
                 return self._now.ids(asked)
             except KafkaException as error:
                 if time.monotonic() > until:
-                    raise NotConnected(f"Kafka does not tell the topics' ids: {error}") from error
+                    raise NotConnected(f"Kafka does not report the topics' ids: {error}") from error
                 time.sleep(AGAIN_S)

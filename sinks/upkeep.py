@@ -2,11 +2,11 @@
 
 Rows older than the retention are deleted, unless they are still needed:
 
-    queues           nothing newer than the oldest message in any of them
+    queues           all rows since the oldest message in any of them arrived
     `at`, `rebuild`  start with a whole snapshot, so the last one before that time stays, with all
-                     steps after it, the rows of `messages` and `commands` that those took, and the
+                     steps after it, the rows of `messages` and `commands` that these read, and the
                      payloads that snapshots refer to
-    the tables       the last record of each partition, which says where to continue
+    the tables       the last record of each partition, from which the writer continues
     the views        definitions of queues and subscriptions: all events without a message
 
 A broker without such a snapshot keeps everything. OPTIMIZE joins small files. VACUUM deletes files
@@ -40,7 +40,7 @@ SETTINGS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 TOGETHER = 500  # partitions in one statement
-NEAR = 10_000  # records; if two that stay are this near, those between them stay too
+NEAR = 10_000  # records; if two that are kept are this near, those between are kept too
 _BLOCK = "try_cast(CASE WHEN page LIKE 'b/%' THEN substring(page, 3) END AS BIGINT)"
 # Delta requires its log to reach back as far as files that left the table.
 _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -48,34 +48,35 @@ _KEPT = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What an upkeep does. retention_s: how long rows are kept, 0 for ever. vacuum_hours: how long
-    unused files, and entries of Delta's log, are kept."""
+    """The settings of upkeep. retention_s: the age at which rows are deleted, 0 for never.
+    vacuum_hours: the age at which unused files, and entries of Delta's log, are deleted."""
 
     retention_s: float = 0.0
     vacuum_hours: float = 48.0
 
 
 class Upkeep:
-    """The upkeep of one set of tables. stopped: asked between two statements."""
+    """The upkeep of one set of tables. stopped: called between two statements; True ends the
+    upkeep."""
 
     def __init__(
         self, spark: SparkSession, folder: Folder | str, rules: Rules,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:  # fmt: skip
-        self._spark = spark.newSession()  # nobody else uses its settings
+        self._spark = spark.newSession()  # so that its settings affect no other code
         self._folder, self._rules, self._stopped = str(folder), rules, stopped
         for key, value in SETTINGS.items():
             self._spark.conf.set(key, value)
 
     def run(self, now_s: float, oldest_s: float | None) -> None:
-        """Run one upkeep. now_s: epoch s. oldest_s: when the oldest message in any queue arrived;
+        """Run one upkeep. now_s: epoch s. oldest_s: the arrival of the oldest message in any queue;
         None if there is none."""
         rules = self._rules
         if rules.retention_s:
             before = now_s - rules.retention_s
             if oldest_s is not None and oldest_s < before:
                 log.info(
-                    "the tables keep rows beyond their retention, since a queue has older messages"
+                    "the tables keep rows longer than the retention: a queue has older messages"
                 )
                 before = oldest_s
             self._delete(before)
@@ -98,7 +99,7 @@ class Upkeep:
         if not bases:
             return
         taken = self._taken(bases)
-        # In this order, a crash in between leaves nothing incomplete.
+        # In this order, a crash between two deletions leaves nothing incomplete.
         for broker, step in sorted(bases.items()):
             whose = f"broker = '{broker}' AND step"
             self._sql(f"DELETE FROM {self._table(STEPS)} WHERE {whose} <= {step}")
@@ -119,7 +120,7 @@ class Upkeep:
 
     def _bases(self, before_s: float) -> dict[str, int]:
         """The step of the whole snapshot with which each broker's past begins. Empty if a broker
-        has no such snapshot, since it may have read anything."""
+        has no such snapshot, since its steps may have read any record."""
         at = f.timestamp_millis(f.lit(round(before_s * 1000)))
         closed = self._read(SNAPSHOTS).where("page = '' AND whole").where(f.col("now") < at)
         found = {r.broker: r.step for r in closed.groupBy("broker").agg(
@@ -128,7 +129,8 @@ class Upkeep:
         return found if known <= set(found) else {}
 
     def _lowest_block(self, broker: str, step: int) -> int | None:
-        """The first payload block for which this and later snapshots need earlier ones."""
+        """The first payload block of which this and later snapshots need the value in earlier
+        ones."""
         mine = self._read(SNAPSHOTS).where((f.col("broker") == broker) & (f.col("step") >= step))
         named = mine.where("value IS NULL AND refs IS NULL AND crc IS NOT NULL")
         named = named.select(f.expr(_BLOCK).alias("n"))
@@ -153,7 +155,7 @@ class Upkeep:
         return found
 
     def _taken(self, bases: dict[str, int]) -> dict[tuple[str, int], int]:
-        """The last record of each partition that these steps took."""
+        """The last record of each partition that these steps read."""
         taken: dict[tuple[str, int], int] = {}
         for broker, step in bases.items():
             steps = self._read(STEPS).where((f.col("broker") == broker) & (f.col("step") <= step))
@@ -190,7 +192,8 @@ class Upkeep:
 
 
 def _before(place: tuple[str, int], end: int, kept: list[tuple[int, int]]) -> str:
-    """A condition for the records of a partition before an offset, without some spans."""
+    """A condition for the records of a partition before an offset, except those in the kept
+    spans."""
     name = place[0].replace("\\", "\\\\").replace("'", "\\'")
     but = "".join(f" AND NOT `offset` BETWEEN {a} AND {b}" for a, b in kept if a < end)
     return f"(topic = '{name}' AND `partition` = {place[1]} AND `offset` < {end}{but})"

@@ -169,5 +169,5 @@ def test_an_unreachable_kafka_is_asked_again(monkeypatch: pytest.MonkeyPatch) ->
     kafka.is_away = True
     monkeypatch.setattr(topics_read.time, "sleep", lambda s: None)
     monkeypatch.setattr(topics_read, "WAIT_S_MAX", 0.01)
-    with pytest.raises(NotConnected, match="Kafka does not tell the topics' ids"):
+    with pytest.raises(NotConnected, match="Kafka does not report the topics' ids"):
         Reading(kafka, {}).plan(scan(0, 5))

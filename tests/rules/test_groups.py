@@ -110,7 +110,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      "group: 'north' – .*: e1, w1, e2, w2; or a group of them: east, west"),
     ({"initial_owner": "w1", "group": ["east", "west"]},
      "group: .* – has brokers of the groups 'east', 'west': a GroupLocalQueue is its name and "
-     "one group; a group_local_queue_domain makes one queue of several"),
+     "one group; with a group_local_queue_domain it spans several"),
 ]  # fmt: skip
 
 
