@@ -28,7 +28,7 @@ _STEPS = """
 SELECT step, epoch_ms(now), acked, pages, outputs, code, ranges, sizes, parts, live, opened
 FROM steps
 WHERE broker = $broker AND step > $after AND step <= $last
--- A step that failed has a second record, and that one counts.
+-- A step that failed has a second record; use that one.
 QUALIFY row_number() OVER (PARTITION BY step ORDER BY "offset" DESC) = 1 ORDER BY step
 """
 _OPENED = """
@@ -57,7 +57,7 @@ NextOffsets = dict[PartitionId, tuple[int, str]]
 
 
 class Lost(LakequeueError):
-    """The tables lack records that a step took."""
+    """The tables lack records that a step read."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class StoredRecord:
 
 @dataclass(slots=True)
 class _StepRange:
-    """A step that took a range. now: its time. topic_id: of the topic that it read, empty if
+    """A step that read a range. now: its time. topic_id: of the topic that it read, empty if
     unknown. next_id: of the topic that the broker read next under this name."""
 
     now: int
@@ -100,7 +100,7 @@ class _StepRange:
     next_id: str = ""
 
     def took(self, there: list[StoredRecord]) -> StoredRecord | None:
-        """Choose the record that a step took among several at one offset. If none names its topic,
+        """Choose the record that a step read among several at one offset. If none names its topic,
         it is the newest at that time."""
         if self.topic_id:
             of = {topic_id: [one for one in there if one.topic_id() == topic_id]
@@ -111,7 +111,7 @@ class _StepRange:
 
 
 def steps_between(lake: Lake, broker: str, after: int, last: int) -> Iterator[StepRecord]:
-    """The records of a broker's log after a step, up to a step."""
+    """The records of a broker's log after one step, up to another."""
     given = {"broker": broker, "after": after, "last": last}
     for row in lake.execute(_STEPS, given).fetchall():
         step, now, acked, pages, outputs, code, ranges, sizes, parts, live, opened = row
@@ -127,21 +127,21 @@ def steps_between(lake: Lake, broker: str, after: int, last: int) -> Iterator[St
 
 
 def opened_behind(lake: Lake, broker: str, step: int) -> list[tuple[int, Opened]]:
-    """The topics that a broker opened anew after a step, and the step of each."""
+    """The topics that a broker opened again after a step, and the step of each."""
     rows = lake.execute(_OPENED, {"broker": broker, "after": step}).fetchall()
     return [(at, one) for at, opened in rows for one in _opened(opened)]
 
 
 class FromTables:
-    """The inputs that consecutive steps took, see `driver.Again`.
+    """The inputs of consecutive steps, see `driver.Again`.
 
-    A recreated topic has two records at one offset. A step took the record of the topic that it
-    read. If the tables have none of that topic, it took the next topic's: the broker had not
-    noticed the change yet. If rows or steps do not name their topic (table version 3, or a Kafka
-    without ids), it took the newest record of that time.
+    A recreated topic has two records at one offset. A step read the record of its own topic. If the
+    tables have none of that topic, it read the next topic's: the broker had not noticed the change
+    yet. If rows or steps do not name their topic (table version 3, or a Kafka without ids), it read
+    the newest record of that time.
 
-    known: the topics before the first step, and at the end those after the last one. later: the
-    topics that the broker opened anew after the last step.
+    known: the topics before the first step; updated to those after the last one. later: the topics
+    that the broker opened again after the last step.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class FromTables:
                 first, last = spans.get(place, (r.first, r.last))
                 spans[place] = min(first, r.first), max(last, r.last)
                 following, topic_id = known.get(place, (0, ""))
-                if r.first < following:  # the log does not say so, but this is another topic
+                if r.first < following:  # another topic, although the log does not name it
                     topic_id = ""
                 known[place] = r.last + 1, topic_id
                 taker = _StepRange(record.now, topic_id)
@@ -177,7 +177,7 @@ class FromTables:
         self._lake = lake
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
-        """The same records again; raises Lost if the tables do not have them all."""
+        """Read the records of a step again; raises Lost if the tables do not have them all."""
         found = to_batch({(r.topic, r.partition): self.records(r) for r in ranges}).batch
         for takers in (self._taken[r] for r in ranges):
             if len(takers) > 1:
@@ -185,20 +185,20 @@ class FromTables:
         return found
 
     def records(self, r: Range) -> list[StoredRecord]:
-        """The records of one range, for the step that is next to take it."""
+        """The records of one range, for the next step that read it."""
         there, taker = self._found[r.topic, r.partition], self._taken[r][0]
         of_each = (taker.took(there.get(at, [])) for at in r.offsets())
         found = [one for one in of_each if one is not None]
         if len(found) != r.count:
             raise Lost(
-                f"a step took {r.count:,} records, {r.first} to {r.last}, of partition "
+                f"a step read {r.count:,} records, {r.first} to {r.last}, of partition "
                 f"{r.partition} of topic {r.topic!r}, but the table {_name(r.topic)!r} has "
                 f"{len(found):,} of them"
             )
         return found
 
     def until_the_end(self, records: list[StepRecord]) -> list[StepRecord]:
-        """The steps before the first one that took a record beyond the end of a table. Each table
+        """The steps before the first one that read a record beyond the end of a table. Each table
         is written separately, so `steps` may be ahead. A gap before such an end is a loss, and is
         reported when the step is replayed."""
         for n, record in enumerate(records):
@@ -216,7 +216,7 @@ class FromTables:
         return r.last > self._ends[place, topic_id]
 
     def _end(self, place: PartitionId, topic_id: str) -> int:
-        """The last offset that the table has of a topic; -1: none."""
+        """The last offset of a topic in the table; -1 if there is none."""
         topic, partition = place
         given = {"topic": topic, "partition": partition, "id": topic_id}
         query = _END.format(table=_name(topic))
@@ -237,7 +237,7 @@ def _name(topic: str) -> str:
 
 
 def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, list[StoredRecord]]:
-    """The records by offset; of several at one offset the oldest first."""
+    """The records by offset; of several at one offset the oldest is first."""
     topic, partition = place
     given = {"topic": topic, "partition": partition, "first": first, "last": last}
     if goes_first(topic):
@@ -253,14 +253,14 @@ def _read(lake: Lake, place: PartitionId, first: int, last: int) -> dict[int, li
 
 
 def _whole(items: list[Any]) -> _Row:
-    """One record, made from the rows of its messages."""
+    """Build one record from the rows of its messages."""
     first = items[0]
     if first[7] == NO_RUN or _count(first) != len(items):
-        return first[:7]  # not a run, or a broken one that was stored as it came
+        return first[:7]  # not a run, or a broken one that was stored unchanged
     return (*first[:3], encode_run([row[3] for row in items]), *first[4:7])
 
 
 def _count(row: _Row) -> int:
-    """The number of messages that the record claims; 0: it is no run."""
+    """The number of messages that the record claims; 0 if it is not a run."""
     _, _, key, _, lq, headers, *_ = row
     return 0 if key is not None or headers is not None else count_of(lq)

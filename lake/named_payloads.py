@@ -1,9 +1,9 @@
 """Payload blocks that a snapshot only refers to, read from `messages` (R1).
 
-A reference is `count` consecutive rows of `messages`, from an offset and item on, none of them
-newer than its time; without a topic, it is that many empty contents (`sinks/block_references.py`
-writes them). All references are read together. A block with a missing row is left out; the
-snapshot's sum then shows the damage, as it does for an altered row.
+A reference names `count` consecutive rows of `messages`, from an offset and item on, none of them
+newer than its time. Without a topic, it stands for that many empty contents.
+`sinks/block_references.py` writes references. All of them are read together. A block with a missing
+row is omitted; the snapshot's sum then shows the damage, as it does for an altered row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FROM messages WHERE "offset" BETWEEN $first AND $last
 """
 Named = dict[str, list[dict[str, Any]]]
 _PartitionId = tuple[str, int]
-_Row = tuple[int, int, int, bytes, str, int]  # offset, item, time, content, and whose it is
+_Row = tuple[int, int, int, bytes, str, int]  # offset, item, time, content, topic, partition
 
 
 class _Rows:
@@ -38,17 +38,17 @@ class _Rows:
         self._rows: list[_Row] = []
 
     def offer(self, row: _Row) -> None:
-        """Take a row of the partition, in any order, and keep it if a reference needs it."""
+        """Add a row of the partition, in any order, if a reference needs it."""
         at = bisect_right(self._first, row[0]) - 1
         if at >= 0 and row[0] <= self._last[at]:
             self._rows.append(row)
 
     def sort(self) -> None:
-        """All rows were offered."""
+        """Sort the rows, after all were offered."""
         self._rows.sort()
 
     def of(self, one: dict[str, Any]) -> list[bytes] | None:
-        """The contents that a reference names; None: they are not all there."""
+        """The contents that a reference names; None if some are missing."""
         begin = bisect_left(self._rows, (one["first"], one["item"]))
         end = bisect_left(self._rows, (one["last"] + 1,), begin)
         found = [row[3] for row in self._rows[begin:end] if row[2] <= one["time"]]
@@ -56,7 +56,7 @@ class _Rows:
 
 
 def blocks_of(lake: Lake, named: Named) -> Iterator[tuple[str, bytes]]:
-    """The blocks that these references name, as far as `messages` has their rows."""
+    """Yield the blocks that these references name, if `messages` has all their rows."""
     places: dict[_PartitionId, list[dict[str, Any]]] = {}
     for one in chain.from_iterable(named.values()):
         if one["topic"]:

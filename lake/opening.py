@@ -1,12 +1,12 @@
 """Opens the lake: DuckDB over the Delta tables of a home, without Spark and without an engine.
 
-`deltalake` reads the Delta log and gives the table's newest version as an Arrow dataset, from which
-DuckDB reads what a query needs. So a query sees one whole version of each table, even while
-the engine writes. Decision 0024 says why this is not Spark.
+`deltalake` reads the Delta log and returns the table's newest version as an Arrow dataset, from
+which DuckDB reads only the data that a query needs. So a query sees one whole version of each
+table, even while the engine writes. Decision 0024 explains why this is not Spark.
 
 Arrow's own file systems read the files. With that of `deltalake`, which calls back into Python, a
-query with a LIMIT leaves threads that read ahead; if Python ends meanwhile, the process dies from a
-signal.
+query with a LIMIT leaves threads that read ahead; if Python ends meanwhile, a signal kills the
+process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ else:  # an optional package: `open_lake` reports if it is missing
     Lake = Any
 
 TABLES = ("messages", "journal")
-HISTORY = ("commands", "steps", "snapshots")  # only homes with the real-time trigger have them
+HISTORY = ("commands", "steps", "snapshots")  # only in homes with the real-time trigger
 WHEN_WRITTEN = (
     "an engine with the trigger real-time writes it a minute after its start, unless "
     "lakequeue.history_interval_s is 0"
@@ -43,23 +43,23 @@ class NoLake(LakequeueError):
 
 
 def open_lake(home: Path | str) -> Lake:
-    """A DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`, `queues`,
-    `consumers` and `changes` over the tables of a home, as they stand now, and `commands`, `steps`
+    """Open a DuckDB connection with the views `messages`, `journal`, `queued`, `lifecycle`,
+    `queues`, `consumers` and `changes` over the current tables of a home, and `commands`, `steps`
     and `snapshots`, which are empty until the engine has written them. Times are UTC.
 
-    home: as for `lakequeue up --home`. Raises LakequeueError when it has no tables, when they
-    cannot be read, or when `deltalake` and `duckdb` are not installed (extra `sql`).
+    home: as for `lakequeue up --home`. Raises LakequeueError if it has no tables, if they cannot be
+    read, or if `deltalake` and `duckdb` are not installed (extra `sql`).
     """
     tables = tables_of(home)
     try:
-        import deltalake  # noqa: F401  (asked first, so that nothing is half open)
+        import deltalake  # noqa: F401  (imported here, so that a missing package is reported first)
         import duckdb
     except ImportError as error:
         raise NoLake(
             f"SQL needs the Python package {error.name}: pip install deltalake duckdb"
         ) from error
     settings: dict[str, Any] = {
-        "python_enable_replacements": False,  # an unknown name is no Python variable
+        "python_enable_replacements": False,  # an unknown name must not read a Python variable
         "autoinstall_known_extensions": False,
         "temp_directory": tempfile.gettempdir(),
     }
@@ -75,8 +75,8 @@ def open_lake(home: Path | str) -> Lake:
 
 
 def _register(connection: Lake, name: str, dataset: Any) -> None:
-    """Register a table under its name. The engine has not yet added the columns that a table of
-    version 3 lacks: they are empty."""
+    """Register a table under its name. In a table of version 3 to which the engine has not yet
+    added the missing columns, these are NULL."""
     none = f"(SELECT row.* FROM (SELECT NULL::STRUCT({_columns(name)}) AS row) WHERE false)"
     if set(connection.sql(f"FROM {none}").columns) <= set(dataset.schema.names):
         connection.register(name, dataset)
@@ -98,14 +98,14 @@ def not_written(home: Path | str) -> dict[str, str]:
     """The tables of the history that a home does not have yet, with a sentence about each."""
     tables = tables_of(home)
     return {
-        name: f"The home {home} has nothing in the table {name!r} yet: {WHEN_WRITTEN}"
+        name: f"The home {home} has no table {name!r} yet: {WHEN_WRITTEN}"
         for name in HISTORY
         if not has_table(tables / name)
     }
 
 
 def tables_of(home: Path | str) -> Folder:
-    """The folder of a home's tables, wherever that is; raises NoLake when it has none."""
+    """The folder of a home's tables; raises NoLake if there is none."""
     tables = tables_place(Path(home).expanduser().absolute())
     try:
         missing = [name for name in TABLES if not has_table(tables / name)]
@@ -127,7 +127,7 @@ def delta_table(table: Folder) -> Any:
 
 
 def read_columns(table: Folder, columns: list[str]) -> pa.Table:
-    """These columns of every row, without DuckDB. There are no rows if there is no table yet."""
+    """These columns of every row, without DuckDB. No rows if the table does not exist yet."""
     if not has_table(table):
         return pa.table({name: pa.array([]) for name in columns})
     return _dataset(table).to_table(columns=columns)
@@ -138,11 +138,11 @@ def _dataset(table: Folder) -> Any:
 
     try:
         found = delta_table(table)
-        # Spark wrote times as INT96, which Arrow takes for nanoseconds: they end in 2262.
+        # Spark wrote times as INT96, which Arrow would read as nanoseconds: these end in 2262.
         reads = ParquetReadOptions(coerce_int96_timestamp_unit="us")
         dataset = found.to_pyarrow_dataset(filesystem=files_of(table), parquet_read_options=reads)
         dataset = _with_files_of_unknown_ends(dataset, found)
-    except Exception as error:  # anything may have been done to its files
+    except Exception as error:  # the files may be damaged in any way
         raise NoLake(f"The Delta table {table} cannot be read: {first_line(error)}") from error
     if problem := refusal_of(str(table), found.metadata().configuration):
         raise NoLake(problem)
@@ -150,10 +150,10 @@ def _dataset(table: Folder) -> Any:
 
 
 def _with_files_of_unknown_ends(dataset: Any, table: Any) -> Any:
-    """The dataset, where a query also finds the files whose statistics lack a minimum or maximum.
+    """A dataset in which queries also find files whose statistics lack a minimum or maximum.
 
-    `deltalake` lets Arrow compare with null then, and each query that asks for the column misses
-    the file. Earlier versions wrote such statistics of texts with more than 32 characters.
+    Without this, `deltalake` makes Arrow compare with null, and a query that filters by the column
+    misses the file. Earlier versions wrote such statistics for texts of more than 32 characters.
     """
     import pyarrow.compute as pc
     import pyarrow.dataset as ds

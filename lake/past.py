@@ -2,9 +2,9 @@
 
     snapshots ─▶ pages as of step s ─▶ steps s+1 … n, from `steps`, `messages`, `commands` ─▶ step n
 
-A step is a pure function, so the result is the state as it was. Everything is checked: the pages
+A step is a pure function, so the result is the original state. Everything is checked: the pages
 against the snapshot's sum, the inputs of each step against the digest in its record, and its
-outputs against the digest in the next record. A damaged snapshot is reported, and the one before it
+outputs against the digest in the next record. A damaged snapshot is reported, and the previous one
 is used. A step that differs is an error: the tables were altered, or this code decides differently
 from the code that wrote them.
 """
@@ -67,8 +67,8 @@ WHERE broker = $broker AND (value IS NOT NULL OR refs IS NOT NULL)
 @dataclass
 class Moment:
     """A broker after a step. now: the step's time, epoch ms. snapshot: the step of the snapshot
-    that it was made from, 0 for none. own: the loop's own state. notes: for people.
-    last_inputs, last_outputs: of the last step, if it was taken again."""
+    that it was built from, 0 for none. own: the loop's own state. notes: for users. last_inputs,
+    last_outputs: of the last step, if it was replayed."""
 
     broker: str
     home: Home
@@ -83,7 +83,7 @@ class Moment:
 
 
 def brokers(lake: Lake) -> list[str]:
-    """The brokers that the tables know."""
+    """The brokers in the tables."""
     _require_history(lake)
     return [name for (name,) in lake.execute(
         "SELECT DISTINCT broker FROM steps ORDER BY broker").fetchall()]  # fmt: skip
@@ -98,12 +98,13 @@ def as_of(
     at: datetime | None = None,
 ) -> Moment:
     """The broker after a step, or at a time, or else after the last step in the tables. Raises
-    ConfigError for a moment that the tables do not reach, LakequeueError if they are damaged."""
+    ConfigError for a moment that the tables do not contain, LakequeueError if they are damaged."""
     _require_history(lake)
     target, notes = _target(lake, broker, step, at)
     late = len(notes)
     moment = _start(lake, home, broker, target, notes)
-    exactly = step is not None or len(notes) > late  # after a damaged snapshot nothing is left out
+    # after a damaged snapshot, missing records are an error, too
+    exactly = step is not None or len(notes) > late
     _replay(lake, moment, target, exactly)
     if at is not None and moment.step < target and not late:
         notes.append(f"{_ENDED}{_time_text(moment.now)}")
@@ -126,7 +127,7 @@ def all_as_of(lake: Lake, home: Path, names: list[str], at: datetime | None) -> 
 
 def _require_history(lake: Lake) -> None:
     if lake.execute("SELECT step FROM steps LIMIT 1").fetchone() is None:
-        raise NoLake(f"The home has nothing in the table 'steps' yet: {WHEN_WRITTEN}")
+        raise NoLake(f"The home has no rows in the table 'steps' yet: {WHEN_WRITTEN}")
 
 
 def _target(
@@ -138,7 +139,7 @@ def _target(
     first, last, begun, ended, meant = found or (None,) * 5
     if first is None:
         known = ", ".join(brokers(lake)) or "none"
-        raise ConfigError(f"broker: {broker!r} – the tables know of {known}")
+        raise ConfigError(f"broker: {broker!r} – the tables have brokers: {known}")
     reach = f"steps {first:,} to {last:,}, {_time_text(begun)} to {_time_text(ended)}"
     if step is not None:
         if not first <= step <= last:
@@ -174,7 +175,7 @@ def _start(lake: Lake, home: Path, broker: str, target: int, notes: list[str]) -
 
 
 def _secret(home: Path) -> bytes:
-    """The secret that seals clients' keys. Without it, signed commands are not understood."""
+    """The secret that seals clients' keys. Without it, signatures cannot be checked."""
     with contextlib.suppress(OSError):
         return (home / "secret").read_bytes()
     return b""
@@ -182,7 +183,7 @@ def _secret(home: Path) -> bytes:
 
 def _pages(lake: Lake, broker: str, step: int) -> dict[str, bytes]:
     """The pages of a snapshot, and the row without a name that closes it. If the table lacks a
-    page, the digest shows that."""
+    page, the digest does not match."""
     rows = lake.execute(_NEWEST, {"broker": broker, "step": step}).fetchall()
     wanted = {page: at for page, at, one in rows if one["crc"] is not None}
     first = min(wanted.values(), default=step)
@@ -202,7 +203,7 @@ def _read(
     found: dict[str, tuple[int, bytes | None]], named: Named,
 ) -> None:  # fmt: skip
     """Read the newest value of each wanted page into ``found``. steps: the first and last snapshot;
-    wanted: page → no newer than this step. A page that is a reference has no value."""
+    wanted: page → its newest allowed step. A page that is a reference has no value."""
     rows = lake.execute(_VALUES, {"broker": broker, "first": steps[0], "last": steps[1]})
     while some := rows.fetchmany(TOGETHER):
         for page, step, value, refs in some:
@@ -215,7 +216,7 @@ def _read(
 
 def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
     """A broker's number and the home's epoch: from its folder, else from the tables, where any
-    snapshot of the broker and the engine's last start name them."""
+    snapshot of the broker and the engine's last start contain them."""
     about: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError):
         about = json.loads((home / "lakequeue.json").read_text())
@@ -235,8 +236,8 @@ def _who(lake: Lake, home: Path, broker: str) -> tuple[int, int]:
 
 
 def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
-    """Replay the steps after the snapshot up to the target, and capture the last one. exactly: the
-    target itself is required, not the last step before it whose records the tables have."""
+    """Replay the steps after the snapshot up to the target, and capture the last one. exactly:
+    require the target itself, not the last step before it whose records the tables have."""
     capture = StepCapture()
     driver = PastDriver(moment.home, moment.store, moment.own, capture, moment.now)
     ids = {(topic, partition): topic_id for topic, partition, topic_id in moment.own.ids}
@@ -248,7 +249,7 @@ def _replay(lake: Lake, moment: Moment, target: int, exactly: bool) -> None:
         if [r.step for r in records] != list(range(after + 1, last + 1)):
             raise LakequeueError(
                 f"The table 'steps' has {len(records):,} of the steps {after + 1:,} to {last:,} "
-                f"of broker {moment.broker!r}: what came after the snapshot of step "
+                f"of broker {moment.broker!r}: the state after the snapshot of step "
                 f"{moment.snapshot:,} cannot be rebuilt"
             )
         later = [one for step, one in opened if step > last]
@@ -275,18 +276,18 @@ def _checked(driver: PastDriver, records: list[StepRecord], inputs: FromTables) 
 
 
 def _check_last(lake: Lake, moment: Moment) -> None:
-    """Check the last step against the digest in the next record, if the tables have that."""
+    """Check the last step against the digest in the next record, if the tables have it."""
     for record in steps_between(lake, moment.broker, moment.step, moment.step + 1):
         if record.outputs != moment.own.outputs:
             raise _differs(
-                f"step {moment.step} of broker {moment.broker!r} came out differently when it was "
-                "taken again", record.code,
+                f"step {moment.step} of broker {moment.broker!r} had other outputs when it was "
+                "replayed", record.code,
             )  # fmt: skip
 
 
 def _differs(problem: str, code: str) -> LakequeueError:
     return LakequeueError(
-        f"{problem}; the code {code} took it. If that is another version than this one, use that "
+        f"{problem}; version {code} ran it. If that is another version than this one, use that "
         "version, or a moment after the first snapshot that this version wrote; if it is this one, "
         "the tables were altered"
     )

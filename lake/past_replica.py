@@ -18,7 +18,7 @@ from ..state.queue.broker_facts import BrokerHeader
 from ..state.queue.queue import QueuePage
 
 LIMITS = Limits()
-_CODE = "tables"  # the version of the code does not matter, only the digests do
+_CODE = "tables"  # instead of a version, since only the digests matter
 _encode = msgspec.msgpack.encode
 _header = msgspec.msgpack.Decoder(BrokerHeader).decode
 _queue = msgspec.msgpack.Decoder(QueuePage).decode
@@ -27,7 +27,7 @@ own_of = msgspec.msgpack.Decoder(Snapshot).decode
 
 
 class StepCapture:
-    """Stands in for the log and the outbox, and keeps the outputs of the last replayed step."""
+    """Replaces the log and the outbox, and keeps the outputs of the last replayed step."""
 
     def __init__(self) -> None:
         self.records: list[WireRecord] = []
@@ -37,14 +37,15 @@ class StepCapture:
         self.records = list(records)
 
     def acked(self) -> int | None:
-        """Kafka has none of these outputs."""
+        """None: Kafka has none of these outputs."""
         return None
 
     def append(self, value: bytes) -> None:
-        """Raise LakequeueError: only a step that failed is logged again, and the tables lack it."""
+        """Raise LakequeueError: only a step that failed is logged again, and its second record is
+        not in the tables yet."""
         raise LakequeueError(
-            "the last step in the tables failed, and they do not have its second attempt yet: "
-            "ask again in a minute"
+            "the last step in the tables failed, and its second attempt is not in the tables yet: "
+            "try again in a minute"
         )
 
     def written(self, timeout_s: float) -> list[int]:
@@ -53,7 +54,7 @@ class StepCapture:
 
 
 class QueueDepth(NamedTuple):
-    """A queue and how many messages it has."""
+    """A queue and the number of its messages."""
 
     vpn: str
     queue: str
@@ -64,7 +65,7 @@ class QueueDepth(NamedTuple):
 
 
 class PastDriver(Driver):
-    """A broker that takes the steps of another process again."""
+    """A broker that replays steps from the tables."""
 
     def __init__(
         self, home: Home, store: DictStore, own: Snapshot, capture: StepCapture, now: int
@@ -73,8 +74,8 @@ class PastDriver(Driver):
         super().__init__(home, _CODE, store, own, capture, capture, clocks, LIMITS, Mesh.load)
 
     def again(self, records: list[StepRecord], inputs: Again) -> None:
-        """Take these steps. Raises Differs if one comes out differently. ``acked=0``: the outputs
-        of each are compared, also of those that Kafka had."""
+        """Replay these steps. Raises Differs if one gives other outputs. ``acked=0``: compare the
+        outputs of all steps, also those that Kafka had."""
         named = [(0, msgspec.structs.replace(record, code=_CODE, acked=0)) for record in records]
         self.replay(named, inputs)
 
@@ -87,7 +88,7 @@ def home_of(name: str, broker_page: bytes, secret: bytes) -> Home:
     known = msgspec.msgpack.decode(broker_page)
     if known["format"] != FORMAT:
         raise LakequeueError(
-            f"the tables hold a state of format {known['format']}, and this version reads "
+            f"the tables have a state of format {known['format']}, and this version reads "
             f"{FORMAT}: use the version that wrote it, or a moment after the first snapshot of "
             "this version"
         )
@@ -118,7 +119,7 @@ def move_ahead(
 
 
 def load(home: Home, store: DictStore) -> Broker:
-    """The broker of these pages, to be asked."""
+    """The broker of these pages, for inspections."""
     broker = Broker.load(store, home, LIMITS)
     broker.mesh = Mesh.load(broker)
     return broker

@@ -1,7 +1,7 @@
-"""Questions about a past moment, with the commands that clients send to a running engine (R1, R6).
+"""Queries a past moment, with the commands that clients send to a running engine (R1, R6).
 
-The engine's own inspections answer straight from the pages. No step is taken, so nothing expires,
-is delivered or is written.
+The engine's own inspections read the pages directly. No step runs, so nothing expires, is delivered
+or is written.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _PastSession:
         moment = next((m for m in hosts if m.home.number == number), hosts[0])
         try:
             result, more = self._ask(moment, command)
-        except ValueError as error:  # a wrong `where`: an engine that runs answers with its text
+        except ValueError as error:  # a wrong `where`; a running engine answers with the same text
             raise ConfigError(str(error)) from error
         (record,) = wire.encode([Reply("", 0, "", result, more=more)])
         answer = msgspec.json.decode(record.value or b"")
@@ -73,7 +73,7 @@ class _PastSession:
         return answer
 
     def _ask(self, moment: Moment, command: Any) -> tuple[Any, int | str | None]:
-        """The result of a question, and where its next part begins."""
+        """The result of an inspection, and where its next part begins."""
         kind, vpn, broker = type(command), self._vpn, load(moment.home, moment.store)
         broker.begin(moment.now)
         result: Any
@@ -89,6 +89,6 @@ class _PastSession:
 
 
 def admin_of(*moments: Moment, vpn: str = "default") -> Admin:
-    """An administrator that looks at moments of one or several brokers: `queues`, `describe`,
-    `browse`, `usage`, `events`."""
+    """An administrator for inspections of past moments of one or several brokers: `queues`,
+    `describe`, `browse`, `usage`, `events`."""
     return Admin(cast(Session, _PastSession(list(moments), vpn)))

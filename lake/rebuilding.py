@@ -3,13 +3,12 @@
     tables ─▶ each broker's last known state ─▶ NEW/rebuilt/<broker>.state ─▶ first batch
 
 The new home keeps the old one's epoch, so clients keep their messages. It continues in Kafka after
-the last step in the tables: later records are taken in again, in new steps. The ids and step
-numbers of lost steps are unknown, so the new ones start far beyond them. A message that only lost
-steps stored gets the event `lost` in the journal; it is still in Kafka, and is taken in again under
-a new id.
+the last step in the tables: it reads later records again, in new steps. The ids and step numbers of
+lost steps are unknown, so the new ones start far beyond them. A message that only lost steps stored
+gets the event `lost` in the journal; it is still in Kafka, and is stored again under a new id.
 
-The brokers of a home are rebuilt at steps that belong together, and skip each other's records of
-lost steps (`mesh/channel.py`).
+The brokers of a home are rebuilt at steps that agree with each other, and skip each other's records
+of lost steps (`mesh/channel.py`).
 
 Leased messages become ready and deliveries count from zero: at its start on the new home, the
 engine sends a command for that to each queue.
@@ -53,8 +52,8 @@ from .opening import Lake, delta_table, open_lake, tables_of
 from .past import Moment, as_of, brokers
 from .past_replica import move_ahead, next_counter
 
-NO_BATCH = -1  # no batch of Spark wrote this snapshot
-STEPS_AHEAD = 1_000_000  # far more than can be lost between two writings of the tables
+NO_BATCH = -1  # the snapshot was not written by a batch of Spark
+STEPS_AHEAD = 1_000_000  # far more than can be lost between two batches of the tables
 IDS_AHEAD = 4_000_000
 DELIVERIES_AHEAD = 4_000_000
 # Removed when a home is rebuilt in place: they refer to a log that may have been replaced.
@@ -73,8 +72,8 @@ WHERE c.next_event IS NULL AND c.state <> 'gone'
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The outcome for one broker. step, time: how far the tables knew it; messages: in its
-    queues; lost: messages of later steps, which come in again from Kafka under new ids."""
+    """The outcome for one broker. step, time: of its last step in the tables; messages: in its
+    queues; lost: messages of later steps, which are read from Kafka again under new ids."""
 
     broker: str
     step: int
@@ -86,8 +85,8 @@ class Rebuilt:
 
 
 def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
-    """Build a home from the tables of another one, or of the same one if its checkpoint is gone.
-    Raises LakequeueError if that cannot be done."""
+    """Build a home from the tables of another one, or of the same one if its checkpoint is lost.
+    Raises LakequeueError if that is impossible."""
     tables_of(tables_home)
     checkpoints = checkpoints_place(home)
     if any((checkpoints / "checkpoint").glob("*/commits/*")):
@@ -98,13 +97,13 @@ def rebuild(tables_home: Path, home: Path) -> list[Rebuilt]:
     about = _home_record(tables_home)
     if home.resolve() == tables_home.resolve():
         return _rebuild(tables_home, home, about)
-    about.get(PLACES, {}).pop(CHECKPOINTS, None)  # they are the old home's
+    about.get(PLACES, {}).pop(CHECKPOINTS, None)  # these belong to the old home
     with _taken_along(tables_home, home):
         return _rebuild(tables_home, home, about)
 
 
 def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebuilt]:
-    """The same, where the new home has its tables."""
+    """Like `rebuild`, after the new home has its tables."""
     checkpoints = checkpoints_place(home)
     done: list[Rebuilt] = []
     queues: list[list[str]] = []
@@ -117,7 +116,7 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
             done.append(_one(lake, home, tables, moment, queues))
     for name in OUTDATED:
         remove(checkpoints / name)
-    about.pop(KAFKA, None)  # it may begin on another
+    about.pop(KAFKA, None)  # the new home may start on another cluster
     (home / FOLDER).mkdir(exist_ok=True)
     write_whole(home / FOLDER / QUEUES, json.dumps(queues).encode())
     write_whole(home / ABOUT, json.dumps({**about, "epoch": epoch}).encode())
@@ -126,7 +125,7 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
 
 def _moments(lake: Lake, tables_home: Path, removed: Collection[str]) -> list[Moment]:
     """Each broker at the latest step at which all of them agree, ready to continue. removed: names
-    of removed brokers; the first broker has what they knew. If the home's record is lost, the
+    of removed brokers, whose contents the first broker has. If the home's record is lost, the
     states of the other brokers name them. Raises LakequeueError."""
     names = [name for name in brokers(lake) if name not in removed]
     latest = {name: as_of(lake, tables_home, name) for name in names}
@@ -176,8 +175,8 @@ def _note_back(moment: Moment, last: dict[str, int]) -> None:
 @contextlib.contextmanager
 def _taken_along(source: Path, home: Path) -> Iterator[None]:
     """Give the new home the tables without copying: files in them are never changed in place.
-    Tables outside the home stay there. A rebuild that fails leaves no tables in the new home, so it
-    can be repeated."""
+    Tables outside the home stay there. A failed rebuild leaves no tables in the new home, so it can
+    be repeated."""
     home.mkdir(parents=True, exist_ok=True)
     for name in ("captured.json", "ports.json"):
         if (source / name).is_file():
@@ -213,7 +212,7 @@ def _link_tables(source: Path, home: Path) -> None:
 
 
 def _home_record(source: Path) -> dict[str, Any]:
-    """The home's own record; if that is lost too, the part that the tables show."""
+    """The home's own record; if it is lost, too, the part that the tables contain."""
     file = source / ABOUT
     about: dict[str, Any] = {"format": FORMAT, "trigger": "real-time"}
     if file.is_file():
@@ -223,7 +222,7 @@ def _home_record(source: Path) -> dict[str, Any]:
             f"{source} was written by a version with state format {about.get('format')}; this "
             f"version reads {FORMAT}: use that version"
         )
-    # The tables are newer than the states that the last change of brokers left.
+    # The tables are newer than the states from the last change of brokers.
     return {k: v for k, v in about.items() if k not in ("checkpoints", "rehomed")}
 
 
@@ -234,14 +233,15 @@ def _one(
     store, name, base = moment.store, moment.broker, moment.home.number << 48
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
     ids = {"first": base, "last": base | (1 << 48) - 1}
-    (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)  # also of what only others store
+    # also ids of messages that only other brokers store
+    (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)
     step = max(moment.step, journaled) + STEPS_AHEAD
     known = next_counter(store)
     counter = max(known, (given & ((1 << 48) - 1)) + 1) + IDS_AHEAD
     phantoms = lake.execute(_PHANTOMS, {**ids, "first": base | known}).fetchall()
     if phantoms:
         _close(tables, name, step, moment.now, phantoms)
-    # Deliveries get new numbers: a lost step's holder must not take another delivery for its own.
+    # Deliveries get new numbers, so that no client confuses one with a delivery of a lost step.
     now = round(clock.time() * 1000)
     depths = move_ahead(store, step, counter, DELIVERIES_AHEAD, now)
     queues += [[one.vpn, one.queue] for one in depths]
@@ -259,8 +259,9 @@ def _one(
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
-    """Write the new home's initial state as a snapshot. Its steps follow no step in the tables, so
-    without it nobody could go back to them before the engine writes its first snapshot."""
+    """Write the new home's initial state as a snapshot. The steps before its first one are missing
+    in the tables, so without the snapshot this past could not be read before the engine writes its
+    first one."""
     now = datetime.fromtimestamp(moment.now / 1000, UTC)
     same = {
         "broker": moment.broker, "step": step, "now": now, "date": now.date(), "batch": NO_BATCH,
@@ -286,13 +287,13 @@ def _append(place: Folder, rows: list[dict[str, Any]]) -> None:
 def _close(
     tables: Folder, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
 ) -> None:
-    """Write to the journal that messages which only lost steps stored are lost."""
+    """Record in the journal that messages which only lost steps stored are lost."""
     time = datetime.fromtimestamp(now / 1000, UTC)
     rows = [
         {
             "broker": broker, "step": step, "part": 0, "vpn": vpn, "queue": queue, "event": "lost",
             "message_id": number, "subscription": "", "deliveries": 0, "topic": "",
-            "reason": "its step is lost; the message comes in again under a new id", "line": line,
+            "reason": "its step is lost; the message is stored again, with a new id", "line": line,
             "time": time, "date": time.date(),
         }
         for line, (vpn, queue, number) in enumerate(phantoms)

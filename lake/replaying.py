@@ -1,8 +1,8 @@
 """Replay: publishes messages of the past again, to one queue (R4).
 
-`journal` has every message that arrived for a queue (`spooled`, or `discarded` if the queue did not
-take it), and its place in `messages`. Messages that the queue no longer has are published again, to
-that queue alone, with payload, key, headers and priority. They get new ids and three headers:
+`journal` has every message that arrived for a queue (`spooled`, or `discarded` if the queue refused
+it), and its position in `messages`. Messages that the queue no longer has are published again, only
+to that queue, with payload, key, headers and priority. They get new ids and three headers:
 `lq-replay-of` (the earlier id, if there was one), `lq-replay-time` (when it was first published)
 and `lq-replay-by`.
 """
@@ -33,7 +33,7 @@ from .opening import Lake, open_lake
 TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
-# A recreated topic has two records at one offset: take the newest of that time.
+# A recreated topic has two records at one offset: use the newest of that time.
 _CAME = """
 SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
@@ -58,8 +58,8 @@ WHERE epoch_ms(m.time) BETWEEN $since AND $until
     SELECT message_id FROM queued WHERE vpn = $vpn AND queue = $queue))
 ORDER BY came.step, came.part, came.line
 """
-# A publisher may give a record any time. A wrong time is stored under a day near the day of
-# arrival, and does not show how far back the tables reach.
+# A publisher may set any time in a record. A record with a wrong time is stored under a day near
+# the day of arrival, and must not count as the beginning of the tables.
 _BEGINS = """
 SELECT epoch_ms(min(CASE WHEN CAST(time AS DATE) = date THEN time ELSE date END)),
   epoch_ms(min(time))
@@ -74,10 +74,10 @@ SELECT min(CAST(message_id AS UBIGINT)) FROM journal WHERE event = 'spooled'
 class Replayed:
     """The outcome of a replay, or of a dry run.
 
-    count: messages that were published again; refused: how many the queue did not take, by reason;
-    begins: when the first message came that the tables still hold, None: they hold none; examples:
-    the first few, each with `id`, `time`, `event` and `payload`; left: a sentence where more was
-    asked for than the tables still hold, else empty.
+    count: messages that were published again; refused: messages that the queue refused, by reason;
+    begins: the publish time of the oldest message in the tables, None if they have none; examples:
+    the first few, each with `id`, `time`, `event` and `payload`; left: a sentence if the tables no
+    longer have a part of the requested messages, else empty.
     """
 
     count: int
@@ -141,7 +141,7 @@ class _Row:
         }  # fmt: skip
 
     def again(self, who: str) -> dict[str, Any]:
-        """The arguments with which it is published again."""
+        """The arguments to publish it again."""
         own = {name: value for name, value in headers_list(self.headers) if name[:3] != "lq-"}
         of = {OF: self.message_id} if self.message_id else {}
         ours = {**of, TIME: datetime_of(self.time).isoformat(), BY: who}
@@ -152,7 +152,7 @@ class _Row:
 
 
 class ToReplay:
-    """The messages that a replay is about. Raises ConfigError for a wrong value."""
+    """The messages that a replay selects. Raises ConfigError for a wrong value."""
 
     def __init__(
         self, vpn: str, queue: str, since: datetime | str | None, until: datetime | str | None,
@@ -177,7 +177,7 @@ class ToReplay:
 
     def left(self, lake: Lake, begins: int | None, earliest: int | None) -> str:
         """A sentence about the part that the tables no longer have. earliest: the earliest time of
-        a message, even a wrong one. Raises ConfigError if they have nothing of it."""
+        a message, even a wrong one. Raises ConfigError if they have none of the messages."""
         given = self._given
         if begins is None or earliest is None:
             return ""
@@ -185,18 +185,18 @@ class ToReplay:
         if given["until"] < min(begins, earliest):
             raise ConfigError(
                 f"until: {datetime_of(given['until']).isoformat(' ', 'seconds')} – the tables "
-                f"begin with {when}; what came before is gone"
+                f"begin at {when}; older messages are gone"
             )
         if self._since is not None and given["since"] < begins:
-            return f"The tables begin with {when}: what came before is gone"
+            return f"The tables begin at {when}: older messages are gone"
         if given["first_id"]:
             (first,) = lake.execute(_FIRST_ID).fetchone() or (None,)
             if first is not None and given["first_id"] < first:
-                return f"The tables begin with message {first}, of {when}: those before are gone"
+                return f"The tables begin with message {first}, of {when}: older ones are gone"
         return ""
 
     def rows(self, lake: Lake) -> Iterator[_Row]:
-        """The messages, in the order in which they came."""
+        """The messages, in the order in which they arrived."""
         found = lake.execute(_CAME, self._given)
         while rows := found.fetchmany(TOGETHER):
             for number, event, when, payload, key, lq, headers in rows:
@@ -248,8 +248,8 @@ def _publish(
 
 
 def _settle(producer: Any, sent: list[Any], refused: dict[str, int]) -> None:
-    """Wait for the receipts, and count what the queue refused."""
-    with contextlib.suppress(Rejected):  # each says so itself
+    """Wait for the receipts, and count the refused messages."""
+    with contextlib.suppress(Rejected):  # each future has its own error
         producer.flush()
     for future in sent:
         try:

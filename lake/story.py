@@ -1,7 +1,7 @@
 """The life of one message in all its queues, from the journal (R1).
 
 Each event is shown with the state after it, how long that lasted, and why a ready message waited
-(`why_waited`). The published message is in `messages`, as long as that keeps it.
+(`why_waited`). The published message is included while `messages` has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FROM journal AS j LEFT JOIN (
 WHERE j.message_id = $id ORDER BY j.step, j.part, j.line
 """
 _CHANGES = "SELECT * FROM changes WHERE message_id = $id"
-# A recreated topic has two records at one offset: take the newest of that time.
+# A recreated topic has two records at one offset: use the newest of that time.
 _PUBLISHED = """
 SELECT m.time, m.topic, m.partition, m.offset, m.item, octet_length(m.payload) AS bytes
 FROM messages AS m JOIN (
@@ -51,14 +51,14 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     """
     if not re.fullmatch("[0-9]{1,20}", message_id) or not 0 < int(message_id) < 1 << 64:
         raise ConfigError(
-            f"{message_id[:ID_SHOWN]!r} is no message id: ids are numbers such as 17, which "
+            f"{message_id[:ID_SHOWN]!r} is not a message id: ids are numbers such as 17, which "
             "`publish`, `browse` and the view `queued` show"
         )
     number = str(int(message_id))
     events = _rows(lake, _EVENTS, number)
     if not events:
         raise LakequeueError(
-            f"The tables know no message {number}. They are a few seconds behind the engine; "
+            f"The tables have no message {number}. They are a few seconds behind the engine; "
             "refused messages have no id"
         )
     changes = {_place(row): row for row in _rows(lake, _CHANGES, number)}
@@ -100,7 +100,8 @@ def _waited(change: dict[str, Any]) -> bool:
 
 
 def _then(waits: WaitReasons | None, change: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The state after an event and how long it lasted; None where the event changed none."""
+    """The state after an event and how long it lasted; None if the event did not change the
+    state."""
     if change is None or change["state"] == "gone":
         return None if change is None else {"state": "gone"}
     since, until = change["time"], change["next_time"]

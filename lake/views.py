@@ -1,13 +1,13 @@
 """The views over `messages` and `journal`: one definition for Spark and DuckDB (R1, R6).
 
 All views follow from `changes`: each row of the journal that changed a message's state in a queue,
-with the new state and the time of the next change. The transition table that the engine runs says
-which events those are. If an event leads to *ready* or *delayed*, the row says until when the
-message is delayed. A message that came back to a queue (a redrive) has several *stays* there, each
-starting with `spooled`. Each broker numbers its own steps, so a message of a distributed queue has
-its changes at each broker that had it.
+with the new state and the time of the next change. The engine's own transition table tells which
+events change a state. If an event leads to *ready* or *delayed*, the row has the end of the delay.
+A message that returned to a queue (a redrive) has several *stays* there, each starting with
+`spooled`. Each broker numbers its own steps, so a message of a distributed queue has its changes at
+each broker that had it.
 
-Spark and DuckDB both understand the SQL. Where they differ, see `DIALECTS`.
+Spark and DuckDB both understand the SQL. `DIALECTS` has the differences.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _names(events: list[str]) -> str:
 
 
 def _state() -> str:
-    """The state after an event, as an expression."""
+    """An SQL expression for the state after an event."""
     by_states: dict[frozenset[int], list[str]] = {}
     for event, states in states_after().items():
         by_states.setdefault(states, []).append(event)
@@ -125,7 +125,7 @@ def _time_of(event: str) -> str:
 
 _GIVEN = f"""(state = '{NAMES[LEASED]}' OR event = 'barrier_delivered')"""
 
-# The last event at a broker. A message that was transferred goes on at another broker.
+# The last event at a broker. A transferred message continues at another broker.
 _LAST = "next_event IS NULL AND event <> 'transferred'"
 
 _LIFECYCLE = f"""
@@ -167,7 +167,7 @@ FROM (
   GROUP BY vpn, queue, message_id
 ) AS l
 LEFT JOIN (
-  -- a topic that was recreated has two records at one offset: the newest by then was meant
+  -- a recreated topic has two records at one offset: use the newest of that time
   SELECT j.message_id,
     coalesce(max(m.time) FILTER (WHERE m.time <= j.time), min(m.time)) AS published_at
   FROM journal AS j JOIN messages AS m
@@ -235,7 +235,7 @@ def _spoken(text: str, words: dict[str, str]) -> str:
 
 
 def create_views(run: Callable[[str], object], dialect: str) -> None:
-    """Make the views in a session that has `messages` and `journal`.
+    """Create the views in a session that has `messages` and `journal`.
 
     run: runs a statement: `spark.sql`, or `execute` of a DuckDB connection.
     """

@@ -1,9 +1,9 @@
-"""Why a ready message waited, as far as the journal can tell (B1–B4, H5, O3, L12).
+"""Explains why a ready message waited, as far as the journal shows it (B1–B4, H5, O3, L12).
 
-A period of one queue's journal is replayed. It shows who is subscribed with which backlog, how many
-messages each consumer holds, whether egress is shut down, and which barriers precede the message.
-After each step the first obstacle is named, in the engine's own order (a queue's `blocked`).
-Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
+A period of one queue's journal is replayed. It shows the consumers with their backlogs, how many
+messages each consumer has leased, whether egress is shut down, and which barriers precede the
+message. After each step the first obstacle is named, in the engine's own order (a queue's
+`blocked`). Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ GROUP BY message_id, stay
 class Period:
     """A message was ready in a queue from one step to another; None: it still is.
 
-    entered: the step in which it came into the queue.
+    entered: the step in which it entered the queue.
     """
 
     message_id: str
@@ -61,7 +61,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Part of a period, and what held the message back; ``until`` None: it still does."""
+    """Part of a period, and the reason why the message waited; ``until`` None: it still waits."""
 
     since: datetime
     until: datetime | None
@@ -75,9 +75,9 @@ class _Queue:
     definition: dict[str, Any] = field(default_factory=dict)
     egress: bool = True
     faulted: bool = False
-    backlogs: dict[str, int | None] = field(default_factory=dict)  # None: takes no lease
+    backlogs: dict[str, int | None] = field(default_factory=dict)  # None: leases nothing
     held: Counter[str] = field(default_factory=Counter)
-    barriers: dict[str, int] = field(default_factory=dict)  # and the step in which each came
+    barriers: dict[str, int] = field(default_factory=dict)  # and the step in which each entered
 
     def note(self, event: str, subscription: str, text: str) -> None:
         """Apply an event about the queue itself or its consumers."""
@@ -101,7 +101,7 @@ class _Queue:
                 self.backlogs.pop(subscription, None)
 
     def obstacle(self, of: Period) -> str:
-        """The first thing that holds the message of this period back."""
+        """The first obstacle to the delivery of this period's message."""
         limit = self.definition.get("max_backlog")
         if not self.egress:
             return "egress shut down"
@@ -139,7 +139,7 @@ _STEP = operator.itemgetter(0)
 
 
 class WaitReasons:
-    """Explains why a message waited, by one replay of its queue's journal. Ask for the message's
+    """Explains why a message waited, by one replay of its queue's journal. Request the message's
     periods in their order.
 
     start, end: the first and last step of these periods; end None: the newest step.
@@ -155,7 +155,7 @@ class WaitReasons:
         self._next = 0
 
     def of(self, period: Period) -> list[Wait]:
-        """The period in consecutive parts, each with the reason why the message waited."""
+        """Split the period into consecutive parts, each with the reason why the message waited."""
         end = NO_STEP if period.next_step is None else period.next_step
         while self._next < len(self._steps) and self._steps[self._next][0] <= period.step:
             self._apply_event()
@@ -176,7 +176,8 @@ class WaitReasons:
 
 
 def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wait]:
-    """Parts with their ends: those that took no time are left out, neighbours alike are one."""
+    """Build the parts with their ends, without parts of no duration; equal neighbours become
+    one."""
     out: list[Wait] = []
     ends = [*(since for since, _ in parts[1:]), end]
     for (since, why), until in zip(parts, ends, strict=True):
@@ -191,7 +192,8 @@ def _joined(parts: list[tuple[datetime, str]], end: datetime | None) -> list[Wai
 def _happenings(
     lake: Lake, queue: _Queue, place: dict[str, str], start: int, end: int
 ) -> Iterator[_Happening]:
-    """What changes the queue before the end: step, time, and what applies the change."""
+    """Yield the changes of the queue before the end: step, time, and a function that applies the
+    change."""
     for step, time, *details in lake.execute(_NOTES, place | {"end": end}).fetchall():
         yield step, time, partial(queue.note, *details)
     around = place | {"start": start, "end": end}

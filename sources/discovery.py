@@ -1,9 +1,9 @@
 """Finds out which topics exist, and which of them a broker reads.
 
-A thread looks every few seconds, and at once when a queue captures a topic. New topics and new
-partitions are read from then on. No topic is created here, since most queues are never written to
-by their own topic. Expressions are compiled as in the core, so the topics that are read are those
-that queues capture.
+A thread lists topics every few seconds, and at once when a queue captures a topic. New topics and
+new partitions are read from then on. This module creates no topic, since most queues never get
+messages through a topic of their own. Expressions are compiled as in the core, so brokers read
+exactly the topics that queues capture.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ EVERY_S = 10.0
 
 
 def captured_topics(known: Iterable[str], captured: Collection[str]) -> list[str]:
-    """The known topics that queues capture (Q2), without the engine's own and Kafka's."""
+    """The existing topics that queues capture (Q2), without the engine's own and Kafka's."""
     names = {t for t in known if not t.startswith("__") and topics.split(t) is None}
     found: set[str] = names.intersection(captured)
     for text in filter(is_regex, captured):
-        with contextlib.suppress(ValueError):  # one of an earlier version
+        with contextlib.suppress(ValueError):  # an expression that an earlier version accepted
             found.update(filter(compiled(text).fullmatch, names))
     return sorted(found)
 
 
 def peer_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[str]) -> list[str]:
-    """The existing topics in which other brokers and homes send to these brokers. A home's only
+    """The existing topics in which other brokers and homes send to these brokers. A home with one
     broker has none before its first bridge."""
     names = [topics.topic(b, topics.MESH) for b in sorted(brokers)]
     names += [topics.topic(vpn, topics.BRIDGE_IN) for vpn in sorted(vpns)]
@@ -47,8 +47,8 @@ def peer_topics(vpns: Iterable[str], brokers: Iterable[str], there: Collection[s
 
 
 class Discovery(threading.Thread):
-    """Looks for topics, in a thread. found: called with all topics and their sizes. watch: called
-    with the ends of the partitions that `places` gives."""
+    """Lists topics, in a thread. found: called with all topics and their sizes. watch: called with
+    the ends of the partitions that `places` returns."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class Discovery(threading.Thread):
         return self._topics.all_sizes()
 
     def look(self) -> None:
-        """Look now, because a queue captures more. Any thread may call it."""
+        """List topics now, because a queue captures more. Any thread may call it."""
         self._now.set()
 
     def trim(self, topic: str, before: int) -> None:
-        """Have the records of the log before this offset removed, some time later."""
+        """Schedule the removal of the log's records before this offset."""
         self._trim = topic, before
 
     def run(self) -> None:
@@ -84,9 +84,9 @@ class Discovery(threading.Thread):
                 return
             try:
                 self._look()
-            except KafkaException as error:  # Kafka is away: look again later
+            except KafkaException as error:  # Kafka is unreachable: try again later
                 log.info("topics cannot be listed: %s", error)
-            except Exception:  # the thread must go on: new topics would never be read
+            except Exception:  # the thread must continue, or new topics would never be read
                 log.exception("topics cannot be listed")
 
     def _look(self) -> None:

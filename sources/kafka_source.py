@@ -1,8 +1,9 @@
-"""Spark's input from Kafka: which topics each query reads, and rows as batches for micro-batches.
+"""Spark's input from Kafka: the topics that each query reads, and rows as batches for
+micro-batches.
 
-A micro-batch has two sources. Commands are taken whole in every batch: acks never wait behind
-publishes, and definitions come before the messages that need them. Publishes are limited, so that a
-batch stays small however many are waiting.
+A micro-batch has two sources. Each batch reads all commands: acks never wait behind publishes, and
+definitions come before the messages that need them. Publishes are limited, so that a batch stays
+small however many are waiting.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ def tables_topics(vpns: Iterable[str], captured: Iterable[str]) -> list[str]:
 def history_topics(
     vpns: Iterable[str], brokers: Iterable[str], peer_topics: Iterable[str]
 ) -> list[str]:
-    """The topics of `commands` and `steps`: everything that brokers read besides messages, and the
-    logs of steps. A batch is planned up to the end of each topic, since the logs' transactions are
-    a fence and stay open for long; `offset_ranges.read_ranges` reads it. peer_topics: see
+    """The topics of `commands` and `steps`: all inputs of brokers besides messages, and the logs of
+    steps. A batch is planned up to the end of each topic, because the logs' transactions are a
+    fence and stay open for long; `offset_ranges.read_ranges` reads it. peer_topics: see
     `discovery.peer_topics`."""
     logs = _of_each(brokers, topics.STEPS, topics.INSTRUCTIONS)
     return [*_of_each(vpns, topics.COMMANDS), *logs, *sorted(peer_topics)]
@@ -59,8 +60,8 @@ def read_stream(
     spark: SparkSession, bootstrap: str, names: Iterable[str],
     records_per_batch: int | None = None, committed: bool = False,
 ) -> DataFrame:  # fmt: skip
-    """A stream of Kafka records with headers, from the beginning of each topic. committed: leave
-    out records of aborted transactions, and end before the first open one."""
+    """A stream of Kafka records with headers, from the beginning of each topic. committed: omit
+    records of aborted transactions, and end before the first open one."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", bootstrap)
@@ -69,8 +70,8 @@ def read_stream(
         .option("startingOffsets", "earliest")
         .option("includeHeaders", "true")
         .option("failOnDataLoss", "false")
-        # Spark's reader waits for a whole fetch that was parked at the broker: with Kafka's default
-        # of 500 ms a batch of 100 records takes 567 ms, with 10 ms it takes 82.
+        # Spark's reader waits until a pending fetch returns: with Kafka's default of 500 ms a batch
+        # of 100 records takes 567 ms, with 10 ms it takes 82.
         .option("kafka.fetch.max.wait.ms", "1")
         .option("kafka.max.partition.fetch.bytes", str(16_000_000))
         .option("kafka.fetch.max.bytes", str(64_000_000))
@@ -95,15 +96,14 @@ def read_planned(
 
 
 def now_column() -> Column:
-    """The batch's time, epoch ms. It is inside `transform` on purpose. Otherwise Spark puts it as a
-    constant into the Java code that it generates, and compiles that again for each batch (5 to 20
-    ms, and the code cache fills up). Code inside `transform` is not compiled."""
+    """The batch's time, epoch ms. It is inside `transform` on purpose. Otherwise Spark inserts it
+    as a constant into the Java code that it generates, and compiles that again for each batch (5 to
+    20 ms, and the code cache fills up). Code inside `transform` is not compiled."""
     return f.expr("get(transform(array(current_timestamp()), t -> unix_millis(t)), 0)")
 
 
 def input_rows(commands: DataFrame, publishes: DataFrame, broker: str) -> DataFrame:
-    """Records as `read_planned` gives them, as the rows that the processor takes, with the batch's
-    time."""
+    """Convert records from `read_planned` to the processor's input rows, with the batch's time."""
     rows = commands.unionByName(publishes)
     return rows.select(f.lit(broker).alias("broker"), "*", now_column().alias("now"))
 
@@ -111,7 +111,7 @@ def input_rows(commands: DataFrame, publishes: DataFrame, broker: str) -> DataFr
 def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
     """The batch of a broker, and its time (epoch ms).
 
-    Spark gives the rows in no order; commands and publishes are each sorted by topic, partition,
+    Spark returns the rows in no order; commands and publishes are each sorted by topic, partition,
     offset, the engine's instructions first.
     """
     parts = list(frames)
@@ -131,8 +131,9 @@ def to_batch(frames: Iterable[pd.DataFrame]) -> tuple[Batch, int]:
 
 
 def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
-    """The batch in steps with at most so many records and bytes, commands and messages each; one
-    record may be larger. Commands come first: acks make room, and messages need definitions."""
+    """Split a batch into steps with at most this many records and bytes, commands and messages
+    each; one record may be larger. Commands come first: acks make room, and messages need
+    definitions."""
     commands = _cut(batch.commands, bytes_max, rows_max)
     publishes = _cut(batch.publishes, bytes_max, rows_max)
     for part in commands[:-1]:
@@ -143,7 +144,7 @@ def in_parts(batch: Batch, bytes_max: int, rows_max: int) -> Iterator[Batch]:
 
 
 def _cut(records: Records, bytes_max: int, rows_max: int) -> list[Records]:
-    """The records in parts, at least one."""
+    """Split records into parts, at least one."""
     rows = zip(records.values, records.keys, records.headers, strict=True)
     sizes = [len(value or b"") + len(key or b"") + len(own or "") for value, key, own in rows]
     columns = [getattr(records, name) for name in Records.__struct_fields__]

@@ -1,12 +1,12 @@
 """One Kafka consumer with a thread that reads ahead into memory, up to a limit.
 
-`read_ahead` decides the order in which records are taken. Partitions that must not be fetched yet
-are paused in Kafka's client: topics that wait for others, partitions with much in memory while
+`read_ahead` decides the order in which steps get the records. Partitions that must not be fetched
+yet are paused in Kafka's client: topics that wait for others, partitions with much in memory while
 there is no room, and slow ones (`input_pace`) with enough in memory.
 
 Only the reader's own thread calls Kafka's client, since a call may block for ever while another
 thread polls (librdkafka 2.16). So this thread also checks a partition that has changed (`_doubts`),
-and `same_topic` says where it continues.
+and `same_topic` decides where it continues.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .step_batch import PartitionId, size_of
 log = logging.getLogger("lakequeue.loop")
 
 CHUNK_RECORDS = 500
-# The bytes of a fetch from each partition, and of the consumer's own queue, which is in order of
-# arrival: little, so that `ReadAhead` decides the order.
+# The bytes of a fetch from each partition, and of the consumer's own queue. Small, because that
+# queue is in order of arrival, and `ReadAhead` should decide the order.
 FETCH_BYTES = 1_000_000
 POLL_S = 1.0
 HOLDING_S = 0.02  # a reader notices within this time that paused partitions are wanted
-# after this time without room, partitions with much in memory wait in Kafka, and others go on
+# after this time without room, partitions with much in memory are paused, and others continue
 FULL_S = 0.1
 SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
 DOUBT_S, DRAINED_S = 1.0, 0.05  # between two checks of a partition in doubt
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
-# Kafka does not have the offset, or does not know the topic: retention deleted the records, or the
-# topic was deleted, created again or truncated.
+# Kafka has no such offset or topic: retention deleted the records, or the topic was deleted,
+# created again or truncated.
 _DOUBTS = (
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError._LOG_TRUNCATION,
@@ -58,25 +58,25 @@ Look = Callable[[list[PartitionId]], dict[PartitionId, Found]]
 
 @dataclass(frozen=True)
 class InputLimits:
-    """The limits of a step in records and bytes, for commands and messages each; captured records
-    see `live.CAPTURED_SHARE`."""
+    """The limits of a step in records and bytes, for commands and messages each; for captured
+    records see `live.CAPTURED_SHARE`."""
 
     records: int = 2_000
     bytes: int = 4_000_000
 
 
 def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
-    """The settings that all consumers of the loop share. kafka: how Kafka is reached."""
+    """The settings that all consumers of the loop share. kafka: the connection settings."""
     return {
         **kafka,
-        "group.id": "lakequeue-engine",  # asked for, and not used
+        "group.id": "lakequeue-engine",  # required by the client, but not used
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "auto.offset.reset": "earliest",
         "isolation.level": "read_committed",
         "fetch.min.bytes": 1,
         "fetch.wait.max.ms": 100,
-        # With a full queue, or after an error, it would look again after 1 s and 0.5 s.
+        # By default it fetches again only 1 s after its queue was full, and 0.5 s after an error.
         "fetch.queue.backoff.ms": 2,
         "fetch.error.backoff.ms": 50,
         "queued.max.messages.kbytes": FETCH_BYTES // 1_000,
@@ -87,8 +87,9 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
 
 
 class Reader(threading.Thread):
-    """Reads ahead with one consumer, up to two steps' worth. arrived: set when there are records;
-    look: asks Kafka for the present state of partitions, raises KafkaException while it is away."""
+    """Reads ahead with one consumer, up to the limits of two steps. arrived: set when there are
+    records; look: returns the present state of partitions in Kafka, raises KafkaException while it
+    is unreachable."""
 
     def __init__(
         self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits,
@@ -101,7 +102,7 @@ class Reader(threading.Thread):
         self._told_doubts: deque[PartitionId] = deque()
         # Partitions that are not read, and when to check them again.
         self._doubts: dict[PartitionId, float] = {}
-        # partitions that are now read from elsewhere
+        # partitions that now continue at another offset or topic
         self.starts: deque[tuple[PartitionId, Start]] = deque()
         self._consumer: Consumer
         self._arrived = arrived
@@ -109,39 +110,39 @@ class Reader(threading.Thread):
         self._room = threading.Event()
         self._closing = False
         self._more: deque[TopicPartition] = deque()
-        self._holding: set[PartitionId] = set()  # known to Kafka's client and not read yet
+        self._holding: set[PartitionId] = set()  # assigned in Kafka's client but not read yet
         self._wanted: deque[PartitionId] = deque()
         self.ahead: ReadAhead[Any] = ReadAhead(size_of, limits.records, limits.bytes)
         self.failure: BaseException | None = None
         self.looked = time.monotonic()
         self._next: dict[PartitionId, int] = {}  # the next offset of each partition
-        self._seen: dict[PartitionId, int] = {}  # the same at the last look, see `watch`
+        self._seen: dict[PartitionId, int] = {}  # the same at the last call of `watch`
         self._helped: dict[PartitionId, int] = {}
         self._anew = False
         self._reports = OnceAMinute()
         self._held: set[PartitionId] = set()  # partitions that are paused
-        # slow partitions that are paused because enough of them is here
+        # slow partitions that are paused because enough of their records are in memory
         self._enough: set[PartitionId] = set()
         self.at_end: set[PartitionId] = set()  # partitions that were read to their end once
 
     def assign(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
-        """Read these too, from these offsets on, of topics with these ids. Before the start, or
-        from any thread."""
+        """Read these partitions too, from these offsets on, of topics with these ids. Before the
+        start, or from any thread."""
         self._ids |= ids
         self._more.extend(TopicPartition(*place, at) for place, at in places.items())
 
     def assign_paused(
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] = MappingProxyType({})
     ) -> None:
-        """The same, but paused until `want`. Kafka's client needs up to a second to find a topic's
-        leader, and does that meanwhile."""
+        """Like `assign`, but paused until `want`. Kafka's client needs up to a second to find a
+        topic's leader, and does that while the partition is paused."""
         self._holding.update(places)
         self.assign(places, ids)
 
     def compare(self, ids: Mapping[str, str]) -> None:
-        """Take the current ids of topics, and check the partitions of those that changed or are
+        """Compare the current ids of topics, and check the partitions of those that changed or are
         missing: they may have been recreated. From any thread, but one at a time."""
         self._ids |= {
             place: ids[place[0]]
@@ -159,22 +160,22 @@ class Reader(threading.Thread):
         self._wanted.extend(places)
 
     def passed(self, place: PartitionId) -> int:
-        """Every record before this offset was taken or is invisible to readers; 0: untaken records
-        are here. Any thread may call it."""
+        """Every record before this offset was taken or is invisible to readers; 0 if untaken
+        records are in memory. Any thread may call it."""
         return 0 if place in self.ahead.next_of_each() else self._next.get(place, 0)
 
     def take(
         self, most: int | None, slow_part: float | None = None
     ) -> tuple[dict[PartitionId, list[Any]], int]:
-        """A step's worth of records, see `ReadAhead.take`, and their bytes."""
+        """Remove one step's records, see `ReadAhead.take`; returns them and their bytes."""
         found, size = self.ahead.take(most, slow_part)
         if not self._room.is_set() and self.ahead.bytes < self._max:
             self._room.set()
         return found, size
 
     def start(self) -> None:
-        """Begin. The consumer is made only now: one that connects before it has a partition to read
-        takes a second longer to find it."""
+        """Start the thread. The consumer is created only now: one that connects before it has a
+        partition to read needs a second longer to find it."""
         self._consumer = Consumer(self._settings)
         super().start()
 
@@ -183,17 +184,17 @@ class Reader(threading.Thread):
             while not self._closing:
                 self.looked = time.monotonic()
                 self._read()
-        except BaseException as error:  # raised in the loop that reads from this thread
+        except BaseException as error:  # `LiveInputs.take` raises it in the loop
             self.failure = error
             self._arrived.set()
         finally:
             self._consumer.close()
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
-        """Replace a consumer that fetches nothing although there is something to read, as
-        librdkafka 2.16.0 does after some restarts of a Kafka broker, without an error. If records
-        that existed at one look have not come by the next, a new consumer fetches them; once for
-        each end, since the rest may be transaction markers."""
+        """Replace a consumer that fetches nothing although there are records, as librdkafka 2.16.0
+        does after some restarts of a Kafka broker, without an error. If records that existed at one
+        call have not arrived by the next, a new consumer fetches them; once for each end, since the
+        rest may be transaction markers."""
         now = dict(self._next)
         for place, at in now.items():
             end = ends.get(place, 0)
@@ -235,13 +236,13 @@ class Reader(threading.Thread):
             else:
                 errors.append(m)
         for place, messages in lanes.items():
-            if messages[0].offset() < self._next.get(place, 0):  # once more, after a pause
+            if messages[0].offset() < self._next.get(place, 0):  # fetched again after a pause
                 messages = [m for m in messages if m.offset() >= self._next[place]]
                 if not messages:
                     continue
             self._next[place] = messages[-1].offset() + 1
             self.ahead.put(place, messages)
-        ended = self._hear(errors)  # only now: a partition's end comes behind its messages
+        ended = self._hear(errors)  # only now: a partition's end comes after its messages
         if lanes or ended:
             self._arrived.set()
 
@@ -257,8 +258,8 @@ class Reader(threading.Thread):
             self._holding.difference_update(wanted)
 
     def _has_room(self) -> bool:
-        """Whether to read on. Between two batches steps may have no room for large records. Then
-        partitions with much in memory are paused, since others wait behind them."""
+        """Whether to continue reading. Between two batches steps may have no room for large
+        records. Then partitions with much in memory are paused, since others wait behind them."""
         ahead, most = self.ahead.bytes, self._max
         if ahead < most // 2 and self._held:
             self._consumer.resume([TopicPartition(*place) for place in self._held])
@@ -266,7 +267,7 @@ class Reader(threading.Thread):
         if ahead < most:
             return True
         self._room.clear()
-        if self.ahead.bytes < most:  # it may just have been taken
+        if self.ahead.bytes < most:  # a step may just have taken records
             return True
         wait_s = POLL_S if ahead >= 2 * most else 0.0 if self._held else FULL_S
         if self._room.wait(wait_s):
@@ -279,7 +280,7 @@ class Reader(threading.Thread):
         return ahead < 2 * most
 
     def _hold_slow(self) -> None:
-        """Pauses slow partitions with enough in memory. The rest waits in Kafka until it is
+        """Pause slow partitions with enough records in memory. The rest waits in Kafka until it is
         wanted."""
         slow = self.ahead.slow
         if not slow and not self._enough:
@@ -296,7 +297,8 @@ class Reader(threading.Thread):
         self._enough = (self._enough | full) - wanted
 
     def _hear(self, errors: list[Any]) -> bool:
-        """Ends of partitions, and errors. Whether a partition was read to its end once more."""
+        """Handle errors and the ends of partitions. Returns whether a partition was read to its end
+        for the first time."""
         before = len(self.at_end)
         for m in errors:
             error, place = m.error(), (m.topic(), m.partition())

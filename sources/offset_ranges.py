@@ -1,8 +1,8 @@
 """Reads in Python the offsets that a batch of Spark's Kafka source spans.
 
-Spark plans which offsets a batch takes, and keeps them in its checkpoint. Its own reader would make
-a Java row of each record for Python. Instead a worker reads the offsets (`read_ranges`) with the
-same library as the brokers' loops. The driver tells Spark how many records there were
+Spark plans the offsets of a batch, and stores them in its checkpoint. Its own reader would create a
+Java row from each record for Python. Instead a worker reads the offsets (`read_ranges`) with the
+same library as the brokers' loops. The driver reports the number of records to Spark
 (`Scan.count`), so that Spark's progress is right.
 """
 
@@ -25,8 +25,8 @@ from .same_topic import IDS
 from .step_batch import PartitionId
 
 Ranges = Mapping[PartitionId, tuple[int, int]]
-"""For each partition the first offset of a batch, -2 for its beginning, and the one after its
-last."""
+"""For each partition the first offset of a batch, -2 for the beginning, and the offset after the
+last one."""
 
 Offsets = Mapping[str, Any]  # Spark's form: `{"topic": {"0": 123}}`
 
@@ -42,22 +42,22 @@ AHEAD_KB = 16_000  # records that Kafka's client reads ahead
 
 @dataclass(frozen=True)
 class Scan:
-    """The offsets that Spark's Kafka source spans in one batch, by topic name: the first offset of
-    each partition (none for a new one), and the one after the last."""
+    """The offsets that Spark's Kafka source spans in one batch: the first offset of each partition
+    (none for a new one), and the one after the last."""
 
     begins: Mapping[PartitionId, int]
     ends: Mapping[PartitionId, int]
     _rows: Any
 
     def count(self, records: int) -> None:
-        """Tell Spark how many records were read: `numInputRows` of its progress, and its web
+        """Report the number of records read to Spark: `numInputRows` of its progress, and its web
         page."""
         self._rows.add(records)
 
 
 def scan_of(spark: SparkSession, query: str) -> Scan:
-    """The current batch of a query, asked from its `foreachBatch`. query: its name. Raises
-    LakequeueError if no query of this name reads Kafka."""
+    """The current batch of a query; call it from the query's `foreachBatch`. query: its name.
+    Raises LakequeueError if no query of this name reads Kafka."""
     found = [q for q in spark.streams.active if q.name == query]
     for one in found:
         execution: Any = one._jsq.streamingQuery().lastExecution()
@@ -71,7 +71,7 @@ def scan_of(spark: SparkSession, query: str) -> Scan:
 
 
 def places_of(offsets: Offsets) -> dict[PartitionId, int]:
-    """Spark's form of offsets as ours."""
+    """Convert Spark's form of offsets to ours."""
     places = {name: partitions for name, partitions in offsets.items() if name != IDS}
     return {(t, int(n)): at for t, partitions in places.items() for n, at in partitions.items()}
 
@@ -82,7 +82,8 @@ def places_of(offsets: Offsets) -> dict[PartitionId, int]:
 def read_ranges(kafka: dict[str, Any], ranges: Ranges) -> Generator[list[Any], None, None]:
     """Read ranges of offsets; yields records in chunks, each partition's in order, as a broker's
     loop gets them: without records that Kafka deleted or a transaction aborted. Waits for the end
-    of an open transaction. kafka: how to reach it. Raises NotConnected after 30 s without a record.
+    of an open transaction. kafka: the connection settings. Raises NotConnected after 30 s without a
+    record.
 
     Logs of steps are read uncommitted, since their transactions are a fence (`sinks.log_writer`).
     """
@@ -128,7 +129,7 @@ def _read(kafka: dict[str, Any], ranges: Ranges, level: str) -> Iterator[list[An
 
 
 def batch_of(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
-    """Columns of plain values as a batch of this schema."""
+    """Build a batch of this schema from columns of plain values."""
     arrays = [pa.array(column, f.type) for column, f in zip(columns, schema, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -136,12 +137,12 @@ def batch_of(columns: list[Any], schema: pa.Schema) -> pa.RecordBatch:
 def _is_wanted(
     message: Any, left: dict[PartitionId, tuple[int, int]], ended: set[PartitionId]
 ) -> bool:
-    """Whether a record belongs to the rest of its partition's range. Notes how far the range was
-    read.
+    """Whether a record belongs to the rest of its partition's range. Also records how far the range
+    was read.
 
     Transaction markers may follow the last record; then the partition's end is the range's end. A
-    partition that ends earlier was recreated, and there is nothing to wait for. A new leader may
-    briefly report an earlier end too, so it gets time to correct itself.
+    partition that ends earlier was recreated, and no more records come. A new leader may briefly
+    report an earlier end too, so it gets time to correct itself.
     """
     place = message.topic(), message.partition()
     error, at = message.error(), message.offset()

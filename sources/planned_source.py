@@ -1,13 +1,13 @@
 """A Kafka source for micro-batches that no record can break.
 
-Anybody may write to a captured topic. Spark's own source makes a Java row of each record; a record
-with a time in nanoseconds ends its query, again at each start. Here the driver plans a batch's
-offsets, up to the first open transaction, and a Python worker reads them (`offset_ranges`), so a
-batch sees the same records as a loop.
+Any program may write to a captured topic. Spark's own source creates a Java row from each record; a
+record with a time in nanoseconds ends its query, again at each start. Here the driver plans a
+batch's offsets, up to the first open transaction, and a Python worker reads them (`offset_ranges`),
+so a batch gets the same records as a loop.
 
 Offsets have the form of Spark's source, `{"topic": {"0": 123}}`, so homes that began with that
 source continue. The topics' ids are stored beside them, `{"": [["topic", "id"]]}`. A recreated
-topic is read from its beginning; if Kafka gives no ids, it is recognised only if it ends before the
+topic is read from its beginning; if Kafka has no ids, it is recognised only if it ends before the
 stored offset. If that happens with the same id, Kafka lost records: this is reported, and reading
 continues at the new end.
 """
@@ -48,19 +48,20 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class PlannedRecords(DataSource):
-    """Options: ``bootstrap``; ``topics``, with commas between; ``most`` of a batch, 0: all."""
+    """Options: ``bootstrap``; ``topics``, separated by commas; ``most`` records of a batch, 0 for
+    all."""
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format`."""
+        """The name for `format`."""
         return FORMAT
 
     def schema(self) -> StructType:
-        """The columns. A time is a number here: any that Kafka has fits."""
+        """The columns. A time is a number here, so any time that Kafka stores fits."""
         return from_arrow_schema(COLUMNS)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For `readStream`."""
+        """The reader for `readStream`."""
         most, names = int(self.options["most"]), self.options["topics"].split(",")
         return PlannedReader(kafka_client(self.options["bootstrap"], FORMAT), names, most)
 
@@ -73,7 +74,7 @@ class RangesPartition(InputPartition):
 
 
 class PlannedReader(DataSourceStreamReader):
-    """Plans batches in the driver, and reads them in tasks, which get copies of it."""
+    """Plans batches in the driver, and reads them in tasks, which get copies of this reader."""
 
     def __init__(self, kafka: dict[str, Any], names: list[str], most: int) -> None:
         self._kafka, self._names, self._most = kafka, names, most
@@ -98,15 +99,15 @@ class PlannedReader(DataSourceStreamReader):
         first = self._now.ends(self._places, OffsetSpec.earliest())
         missing = [place for place in self._places if place not in first]
         if missing:
-            raise NotConnected(f"Kafka does not tell where partition {missing[0]} begins")
+            raise NotConnected(f"Kafka does not report where partition {missing[0]} begins")
         return as_offsets(first, self._ids)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """The option's limit."""
+        """The limit from the options."""
         return ReadMaxRows(self._most) if self._most else ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> dict[str, Any]:
-        """Where the next batch ends; where it starts if there is nothing, or Kafka does not
+        """The end of the next batch; its start if there are no records, or if Kafka does not
         answer."""
         before, known = places_of(start), ids_of(start)
         try:
@@ -129,11 +130,11 @@ class PlannedReader(DataSourceStreamReader):
         return as_offsets(before | limited(begins, ends, most), ids)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Up to where records exist, for the batch's progress."""
+        """The ends of the partitions, for the batch's progress."""
         return as_offsets(self._ends) if self._ends else None
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
-        """One task, since one operator reads its rows."""
+        """Return a single task, since one operator reads its rows."""
         known, after = ids_of(start), places_of(end)
         before = without(places_of(start), changed(known, ids_of(end)))
         before |= {place: after[place] for place in gone_back(before, after, known)}
@@ -151,9 +152,9 @@ class PlannedReader(DataSourceStreamReader):
     def _without_regress(
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]
     ) -> dict[PartitionId, int]:
-        """The ends. An end before the stored offset counts only if it stays: then the topic was
-        recreated without ids, and is read from its beginning, or Kafka lost records (`gone_back`).
-        """
+        """The ends, without recent ones before the stored offset. Such an end counts only if it
+        stays: then the topic was recreated without ids, and is read from its beginning, or Kafka
+        lost records (`gone_back`)."""
         now = time.monotonic()
         behind = {p for p, at in ends.items() if at < before.get(p, 0)}
         self._behind = {p: self._behind.get(p, now) for p in behind}
@@ -193,7 +194,7 @@ def ranges_of(before: Mapping[PartitionId, int], after: Mapping[PartitionId, int
 def as_offsets(
     places: Mapping[PartitionId, int], ids: Mapping[str, str] = NOTHING
 ) -> dict[str, Any]:
-    """Ours as Spark's form."""
+    """Convert our form of offsets to Spark's."""
     found: dict[str, Any] = {}
     for (topic, partition), at in sorted(places.items()):
         found.setdefault(topic, {})[str(partition)] = at
@@ -202,15 +203,15 @@ def as_offsets(
 
 
 def without(places: Mapping[PartitionId, int], names: set[str]) -> dict[PartitionId, int]:
-    """The partitions of all other topics. names: the topics to leave out."""
+    """Remove the partitions of some topics. names: these topics."""
     return {place: at for place, at in places.items() if place[0] not in names}
 
 
 def limited(
     begins: Mapping[PartitionId, int], ends: Mapping[PartitionId, int], most: int | None
 ) -> dict[PartitionId, int]:
-    """End of a batch of about so many records. Each partition gets its share, at least one record,
-    so no backlog keeps others out. Both mappings have the same partitions."""
+    """The end of a batch of about this many records. Each partition gets its share, at least one
+    record, so no partition's backlog keeps others out. Both mappings have the same partitions."""
     waiting = {p: max(0, at - begins[p]) for p, at in ends.items()}
     total = sum(waiting.values())
     if most is None or total <= most:

@@ -1,4 +1,4 @@
-"""Records that were read and not yet taken, by partition, taken in turns (deficit round robin).
+"""Records that were read ahead, by partition, and taken in turns (deficit round robin).
 
 A step takes a limited number of records and bytes. In order of arrival, a partition with large or
 very many records would delay all others. So each partition has a *lane*. In its turn a lane uses up
@@ -7,16 +7,15 @@ the lane saves up for it over several turns and steps. So busy lanes get equal s
 are emptied, and the order in a partition is kept.
 
 A record's price is its size, and at least the step's bytes divided by the step's records, so that
-one budget keeps both limits. A step's last record may overdraw the budget, so records of any size
-are taken. But when room is short, a record that is too large waits, and others pass it.
+one budget enforces both limits. A step's last record may overdraw the budget, so records of any
+size are taken. But when room is short, a record that is too large waits, and others pass it.
 
 The time of a step also depends on its content: a thousand subscriptions are more work than a
-thousand messages. So a third limit is learnt: after a long, nearly full step the next one takes
-half, down to one of `SHARES` parts, and later ones more again. The log says what each step took, so
-a replay does not depend on the time.
+thousand messages. So a third limit adapts to the time: after a long, nearly full step the next one
+takes half, down to one of `SHARES` parts, and later ones more again. The log records what each step
+took, so a replay does not depend on the time.
 
-*Slow* partitions (`input_pace`) can be told to stand aside: they share a small part of a step, or
-get nothing.
+*Slow* partitions (`input_pace`) share a small part of a step, or get nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from typing import Generic, TypeVar
 
 from .step_batch import PartitionId
 
-TURNS = 64  # in a step, where every lane is full
+TURNS = 64  # in a step, if every lane is full
 LONG_S = 0.05  # seconds of processor time that a step should take
 SHARES = 8  # a step may always take one part in this many of its limits
 
@@ -48,10 +47,10 @@ class _Lane(Generic[T]):
 
 
 class ReadAhead(Generic[T]):
-    """The records of two threads: one puts, one takes. records, bytes_max: a step's limits.
+    """The records between two threads: one puts, one takes. records, bytes_max: a step's limits.
 
-    bytes: the size of all waiting records. share: the learnt part of the limits that a step takes.
-    slow: partitions that can be told to stand aside.
+    bytes: the size of all waiting records. share: the current part of the limits that a step takes.
+    slow: partitions that `take` can limit.
     """
 
     def __init__(self, size_of: Callable[[T], int], records: int, bytes_max: int) -> None:
@@ -61,9 +60,9 @@ class ReadAhead(Generic[T]):
         self.grant = max(1, bytes_max // TURNS)
         self.share = 1.0
         self.slow: Collection[PartitionId] = frozenset()
-        self._taken = 0  # the price of the last step's
+        self._taken = 0  # the price of the last step's records
         self._lock = threading.Lock()
-        # None is empty; the first one is next.
+        # No lane is empty; the first one is next.
         self._lanes: OrderedDict[PartitionId, _Lane[T]] = OrderedDict()
         self._price = 0  # the sum over all waiting records
         self.bytes = 0
@@ -106,10 +105,10 @@ class ReadAhead(Generic[T]):
     def take(
         self, most: int | None = None, slow_part: float | None = None
     ) -> tuple[dict[PartitionId, list[T]], int]:
-        """A step's records, each partition's in order, and their bytes. most: a strict limit in
-        bytes. slow_part: the part of a step's limits for all slow partitions together; None: no
-        limit of their own."""
-        if not self._lanes:  # most steps find nothing in two of three
+        """Remove a step's records; returns each partition's, in order, and their bytes. most: a
+        strict limit in bytes. slow_part: the part of a step's limits for all slow partitions
+        together; None: no limit of their own."""
+        if not self._lanes:  # in most steps two of the three readers are empty
             self._taken = 0
             return {}, 0
         usual = int(self._budget * self.share)
@@ -141,7 +140,7 @@ class ReadAhead(Generic[T]):
         return found, size
 
     def took(self, seconds: float) -> None:
-        """Learn from a step's processor time."""
+        """Adapt the share to a step's processor time."""
         if seconds > LONG_S:
             if self._taken > self._budget * self.share / 2:
                 self.share = max(self.share / 2, 1 / SHARES)

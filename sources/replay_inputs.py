@@ -1,4 +1,4 @@
-"""Reads the log of steps, and the inputs of logged steps again from their offsets.
+"""Reads the log of steps, and again the inputs of logged steps, from their offsets.
 
 The log is read uncommitted, since its transactions are only a fence (`sinks.log_writer`).
 """
@@ -63,9 +63,9 @@ def read_steps(
 
 def _is_shorter(topic: str, start: int, end: int) -> str:
     return (
-        f"the log of steps {topic!r} ends at offset {end:,}, and this home knows it up to "
-        f"{start:,}: somebody deleted the topic, or Kafka lost its newest records. Give Kafka back "
-        "its newest data, or rebuild the home (`lakequeue rebuild`). If the engine had stopped "
+        f"the log of steps {topic!r} ends at offset {end:,}, but this home has read it up to "
+        f"{start:,}: the topic was deleted, or Kafka lost its newest records. Restore Kafka's "
+        "newest data, or rebuild the home (`lakequeue rebuild`). If the engine had stopped "
         "cleanly, start with --accept-other-kafka: the queues are kept"
     )
 
@@ -78,8 +78,8 @@ def _record(topic: str, message: Any) -> StepRecord:
 
 
 class ReplayInputs:
-    """The inputs that logged steps took, see `driver.Again`. They are read as steps take them, so
-    that a long log does not fill the memory."""
+    """The inputs of logged steps, see `driver.Again`. They are read step by step, so that a long
+    log does not fill the memory."""
 
     def __init__(self, kafka: dict[str, Any], records: list[StepRecord]) -> None:
         spans: dict[PartitionId, tuple[int, int]] = {}
@@ -92,7 +92,7 @@ class ReplayInputs:
         self._chunks = read_ranges(kafka, spans)
 
     def take(self, ranges: tuple[Range, ...]) -> Batch:
-        """Read the ranges of a step. Raises Gone if no record comes for 30 s."""
+        """Read the ranges of a step. Raises Gone if no record arrives for 30 s."""
         found = {}
         for r in ranges:
             place = r.topic, r.partition
@@ -111,7 +111,7 @@ class ReplayInputs:
         return to_batch(found).batch
 
     def _read_chunk(self, r: Range) -> bool:
-        """Read on, for this range. Whether there was more."""
+        """Read more records, for this range. Returns whether there were any."""
         try:
             messages = next(self._chunks, [])
         except NotConnected as error:
@@ -127,7 +127,7 @@ class ReplayInputs:
 
 def _gone(r: Range, why: str) -> Gone:
     return Gone(
-        f"a logged step took {r.count} records, {r.first} to {r.last}, of partition "
+        f"a logged step read {r.count} records, {r.first} to {r.last}, of partition "
         f"{r.partition} of topic {r.topic!r}, but {why}: restore the topic's records, or give "
         "it a longer retention and start with another --home"
     )

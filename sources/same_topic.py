@@ -1,7 +1,7 @@
-"""Whether an offset still refers to the same topic: topics can be deleted and recreated.
+"""Checks whether an offset still refers to the same topic: topics can be deleted and recreated.
 
-Kafka's id of the topic is kept beside each offset. In doubt, Kafka is asked where a partition
-begins and ends. `go_on` decides where a reader continues; `TopicsNow` asks Kafka.
+Kafka's id of the topic is stored with each offset. In doubt, Kafka is asked where a partition
+begins and ends. `go_on` decides where a reader continues; `TopicsNow` queries Kafka.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ..protocol.kafka_settings import OLD_LEADER
 from .step_batch import PartitionId
 
 CLUSTER_S = 10.0
-# How long to ask a partition's leader. While it is dead and has no successor, librdkafka 2.16 tries
-# to connect 4,000 times per second until the request times out.
+# The timeout of a request to a partition's leader. While the leader is dead and has no successor,
+# librdkafka 2.16 tries to connect 4,000 times per second until the request times out.
 ASK_S = 2.0
 _NO_ID = "A" * 22  # the id from a Kafka before 2.8
 _UNKNOWN = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED)
@@ -33,7 +33,7 @@ IDS = ""  # the key of the topics' ids in Spark's form of offsets; no topic has 
 
 
 class Found(NamedTuple):
-    """A partition as it is now. topic_id: empty where Kafka gives none."""
+    """The present state of a partition. topic_id: empty if Kafka has none."""
 
     topic_id: str
     first: int
@@ -41,7 +41,8 @@ class Found(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Where to read a partition from now on. records: how many are concerned. why:
+    """The offset from which to read a partition from now on. records: the number of records
+    concerned. why:
 
     ``anew``: the topic was recreated; ``lost``: records were deleted before they were read;
     ``back``: Kafka lost records that had been read; empty: nothing happened.
@@ -54,8 +55,8 @@ class Start(NamedTuple):
 
 
 def go_on(following: int, known_id: str, found: Found) -> Start:
-    """Where to continue a partition whose next offset was `following`, of the topic with this id;
-    empty if the id is unknown."""
+    """Decide where to continue a partition. following: the next offset; known_id: of the topic that
+    the offset refers to, empty if unknown."""
     topic_id = found.topic_id or known_id
     other = bool(known_id) and topic_id != known_id
     behind = following > found.end
@@ -71,7 +72,7 @@ def go_on(following: int, known_id: str, found: Found) -> Start:
 
 
 def ids_of(offsets: Mapping[str, Any]) -> dict[str, str]:
-    """The ids of the topics, as far as known, in offsets of Spark's form."""
+    """The ids of the topics, as far as known, in Spark's form of offsets."""
     return dict(offsets.get(IDS, ()))
 
 
@@ -90,27 +91,27 @@ def gone_back(
 
 
 class TopicsNow:
-    """Asks Kafka, with a client of its own that any thread may use."""
+    """Queries Kafka, with its own client that any thread may use."""
 
     def __init__(self, kafka: dict[str, Any]) -> None:
         self._admin = AdminClient(kafka)
 
     def cluster(self) -> str:
-        """The id of Kafka's cluster; empty where it gives none. Raises KafkaException."""
+        """The id of Kafka's cluster; empty if it has none. Raises KafkaException."""
         return str(self._admin.list_topics(timeout=CLUSTER_S).cluster_id or "")
 
     def ids(self, names: Iterable[str]) -> dict[str, str]:
-        """The ids of existing topics, empty if Kafka has none. Raises KafkaException
-        while Kafka is away."""
+        """The ids of existing topics, empty if Kafka has none. Raises KafkaException while Kafka is
+        unreachable."""
         found = {name: str(one.topic_id) for name, one in self._described(names).items()}
         return {name: "" if known == _NO_ID else known for name, known in found.items()}
 
     def sizes(self, names: Iterable[str]) -> dict[str, int]:
-        """How many partitions the existing topics have. Raises as `ids` does."""
+        """The numbers of partitions of the existing topics. Raises as `ids` does."""
         return {name: len(one.partitions) for name, one in self._described(names).items()}
 
     def all_sizes(self) -> dict[str, int]:
-        """All topics of the cluster but Kafka's own, with their numbers of partitions. Raises
+        """All topics of the cluster except Kafka's own, with their numbers of partitions. Raises
         KafkaException."""
         listed = self._admin.list_topics(timeout=CLUSTER_S).topics
         return {
@@ -145,8 +146,8 @@ class TopicsNow:
     def ends(
         self, places: Iterable[PartitionId], spec: OffsetSpec, committed: bool = False
     ) -> dict[PartitionId, int]:
-        """Where partitions begin or end, as far as Kafka answers. committed: an open transaction
-        counts as the end."""
+        """The beginnings or ends of partitions, as far as Kafka answers. committed: an open
+        transaction counts as the end."""
         asked = {TopicPartition(*place): spec for place in places}
         if not asked:
             return {}
@@ -167,8 +168,8 @@ class TopicsNow:
         return found
 
     def places(self, places: Iterable[PartitionId]) -> dict[PartitionId, Found]:
-        """Ask Kafka for the state of partitions. Those without an answer, and topics that change
-        meanwhile, are left out."""
+        """The present state of partitions. Omits partitions without an answer, and topics that
+        change meanwhile."""
         asked = list(places)
         before = self.ids(name for name, _ in asked)
         first = self.ends(asked, OffsetSpec.earliest())

@@ -1,7 +1,7 @@
-"""Messages of Kafka's client as the input of a step: columns in one fixed order.
+"""Converts messages of Kafka's client to the input of a step: columns in one fixed order.
 
-A step sees records sorted by topic, partition and offset, the engine's instructions first, in
-whatever order they arrived. The same holds when a logged step is taken again.
+A step gets records sorted by topic, partition and offset, the engine's instructions first, in
+whatever order they arrived. A replayed step gets the same order.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..protocol.steplog import Range, parts_of
 from ..replica.driver import Taken
 from ..state import Batch
 
-RECORD_BYTES = 100  # beside key, value and headers
+RECORD_BYTES = 100  # besides key, value and headers
 PartitionId = tuple[str, int]
 _COMMANDS = (topics.COMMANDS, topics.INSTRUCTIONS)
 _MESH = (topics.MESH, topics.BRIDGE_IN)  # messages between brokers, of this home or another
@@ -27,12 +27,12 @@ def size_of(message: Any) -> int:
 
 
 def is_command(topic: str) -> bool:
-    """Whether a topic holds clients' commands."""
+    """Whether a topic has clients' commands."""
     return topics.kind(topic) == topics.COMMANDS
 
 
 def goes_first(topic: str) -> bool:
-    """Whether a topic's records do not wait behind messages."""
+    """Whether a topic's records are handled before messages."""
     return topics.kind(topic) in (*_COMMANDS, *_MESH)
 
 
@@ -42,7 +42,7 @@ def in_order(topic: str) -> tuple[bool, str]:
 
 
 def to_batch(found: dict[PartitionId, list[Any]]) -> Taken:
-    """The batch of the records of each partition, and their ranges."""
+    """Build the batch from the records of each partition, with their ranges."""
     batch = Batch()
     ranges = []
     for place in sorted(found, key=lambda place: (in_order(place[0]), place[1])):

@@ -140,7 +140,7 @@ def test_tables_and_traces_are_escaped(home: Path) -> None:
 def test_an_invalid_message_id_is_reported_in_a_sentence(home: Path, number: str) -> None:
     done = CliRunner().invoke(main, ["trace", "--home", str(home), "--", number])
     assert done.exit_code == 2, done.output
-    assert "is no message id" in done.stderr
+    assert "is not a message id" in done.stderr
     assert len(done.stderr) < 400
     assert_harmless(done.stderr)
 

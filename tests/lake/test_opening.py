@@ -45,11 +45,11 @@ def test_tables_not_yet_written_are_empty(home: Path) -> None:
         assert lake.execute("SELECT max(step), max(now) FROM steps").fetchone() == (None, None)
         lake.execute("SELECT unnest(ranges, recursive := true), unnest(ranges).last FROM steps")
         lake.execute("SELECT refs[1].item, epoch_ms(now) FROM snapshots")
-        with pytest.raises(LakequeueError, match="has nothing in the table 'steps' yet: an engine"):
+        with pytest.raises(LakequeueError, match="has no rows in the table 'steps' yet: an engine"):
             brokers(lake)
     there = not_written(home)
     assert list(there) == list(HISTORY)
-    assert f"The home {home} has nothing in the table 'steps' yet" in there["steps"]
+    assert f"The home {home} has no table 'steps' yet" in there["steps"]
 
 
 def test_a_table_whose_log_is_broken(home: Path) -> None:

@@ -112,9 +112,9 @@ def test_R4_beyond_retention_the_error_names_what_is_left(shop: Shop) -> None:
     early = first - timedelta(days=1)
     begins = first.isoformat(" ", "seconds")
     found = shop.replay(since=early, dry_run=True)
-    assert found.left == f"The tables begin with {begins}: what came before is gone"
+    assert found.left == f"The tables begin at {begins}: older messages are gone"
     assert found.count == 1
-    with pytest.raises(ConfigError, match=r"until: .+ the tables begin with .+ is gone"):
+    with pytest.raises(ConfigError, match=r"until: .+ the tables begin at .+ are gone"):
         shop.replay(until=early)
     second = shop.bench.send({})
     shop.recorded.write(shop.home)
@@ -143,10 +143,10 @@ def test_R4_a_record_dated_1970_does_not_extend_the_retained_time(shop: Shop) ->
 
     found = dry_run(since=first - timedelta(days=3))
     assert (found.begins.date(), found.count) == (first.date(), 1)
-    assert found.left.startswith(f"The tables begin with {first.date()}")
+    assert found.left.startswith(f"The tables begin at {first.date()}")
     old = dry_run(until=first - timedelta(days=3))
     assert (old.count, [one["payload"] for one in old.examples]) == (1, [b'{"n": 1}'])
-    with pytest.raises(ConfigError, match=f"the tables begin with {first.date()}"):
+    with pytest.raises(ConfigError, match=f"the tables begin at {first.date()}"):
         dry_run(until=datetime.fromtimestamp(-1, UTC))
 
 

@@ -362,11 +362,11 @@ def test_the_life_of_a_message(engine: Any) -> None:
     def life(number: str) -> list[str]:
         if number == "17":
             return ["Message 17", "  <b>"]
-        raise lakequeue.LakequeueError(f"The tables know no message {number}.")
+        raise lakequeue.LakequeueError(f"The tables have no message {number}.")
 
     page = Served(engine.case_url, life=life)
     assert "Message 17\n  &lt;b&gt;" in page.get("/message?id=17")
-    assert "The tables know no message 4." in page.get("/message?id=4")
+    assert "The tables have no message 4." in page.get("/message?id=4")
     page.close()
 
 
