@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .group import LazyGroup, version_option
 
-# Name → where it is, and the line that `lakequeue --help` shows.
+# Name → its module and attribute, and its line in `lakequeue --help`.
 COMMANDS = {
     "demo": ("lakequeue.examples.demo.demo:demo", "Two stories on queues, on real data."),
     "up": ("lakequeue.cli.start_engine:up", "Start an embedded Kafka and the engine."),
@@ -25,7 +25,7 @@ COMMANDS = {
     "brokers": ("lakequeue.cli.broker_commands:brokers", "Show, add or remove brokers."),
     "bridges": ("lakequeue.cli.broker_commands:bridges", "Show, define or delete bridges."),
     "move-queue": ("lakequeue.cli.broker_commands:move_queue", "Move a queue to another broker."),
-    "browse": ("lakequeue.cli.browse:browse", "Look at messages without taking them."),
+    "browse": ("lakequeue.cli.browse:browse", "Show messages without consuming them."),
     "purge": ("lakequeue.cli.change_messages:purge", "Remove messages from a queue."),
     "move": ("lakequeue.cli.change_messages:move", "Move messages to another queue."),
     "edit": ("lakequeue.cli.change_messages:edit", "Change headers of messages."),
@@ -34,14 +34,14 @@ COMMANDS = {
         "lakequeue.cli.change_messages:redrive",
         "Send dead messages back.",
     ),
-    "sql": ("lakequeue.cli.sql:sql", "Ask the Delta tables in SQL."),
+    "sql": ("lakequeue.cli.sql:sql", "Query the Delta tables in SQL."),
     "trace": ("lakequeue.cli.sql:trace", "Show the life of a message."),
     "at": ("lakequeue.cli.browse:at", "Show the queues as they were at any time."),
     "tables": ("lakequeue.cli.repair_tables:tables", "Check and repair the Delta tables."),
-    "rebuild": ("lakequeue.cli.repair_tables:rebuild", "Make a home from the Delta tables."),
+    "rebuild": ("lakequeue.cli.repair_tables:rebuild", "Build a home from the Delta tables."),
     "monitor": ("lakequeue.cli.monitor:monitor", "Show the queues on a web page."),
     "top": ("lakequeue.cli.monitor:top", "Show the queues in this terminal."),
-    "doctor": ("lakequeue.cli.doctor:doctor", "Check that everything needed is here."),
+    "doctor": ("lakequeue.cli.doctor:doctor", "Check that nothing is missing."),
     "bench": ("lakequeue.bench:command", "Measure latency, throughput and more."),
 }
 
@@ -78,8 +78,9 @@ main = LazyGroup(
     Every option has an environment variable; `lakequeue COMMAND --help` names it.
 
     Exit status: 0 done; 1 it failed, or a message was refused; 2 the command line or the
-    configuration is wrong; 3 something around it is missing: Kafka, the engine, Java, a port, a
-    disk; 141 nobody reads its output any more. LAKEQUEUE_DEBUG=1 shows where an error came from.
+    configuration is wrong; 3 something that it needs is missing: Kafka, the engine, Java, a port,
+    a disk; 141 the reader of its output has ended. LAKEQUEUE_DEBUG=1 shows where an error came
+    from.
     """,
 )
 

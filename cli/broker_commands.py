@@ -89,9 +89,9 @@ def _broker_table(found: list[dict[str, Any]]) -> Any:
 def move_queue(queue: str, broker: str, pause: bool, call: EngineCall) -> None:
     """Move QUEUE, a LocalQueue, with its messages to BROKER, while it is in use.
 
-    Clients follow by themselves; messages that consumers hold return to the queue. The command
-    returns when the queue has moved. To cancel a move to a broker that stays away, move the queue
-    to where it is. A queue that captures plain Kafka topics needs --pause.
+    Clients follow automatically; leased messages return to the queue. The command returns when
+    the queue has moved. To cancel a move to a broker that does not start, move the queue to the
+    broker that it is on. A queue that captures plain Kafka topics needs --pause.
 
     \b
     Examples:
@@ -113,12 +113,12 @@ def move_queue(queue: str, broker: str, pause: bool, call: EngineCall) -> None:
 def bridges(
     pairs: tuple[str, ...], delete: str | None, yes: bool, call: EngineCall
 ) -> None:  # fmt: skip
-    """Show every bridge of the VPN: what waits, what is on its way, which endpoints block it.
+    """Show every bridge of the VPN: messages that wait or are in transit, endpoints that block it.
 
-    KEY=VALUE: define a bridge first; if it exists, keys left out keep their values.
+    KEY=VALUE: define a bridge first; if it exists, omitted keys keep their values.
 
-    States: open; blocked (an endpoint at the far end takes nothing); waiting (the other home cannot
-    be reached, or has not answered yet).
+    States: open; blocked (an endpoint at the far end refuses messages); waiting (the other home
+    cannot be reached, or has not answered yet).
 
     \b
     Examples:

@@ -40,14 +40,14 @@ PREVIEW_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class Browsing:
-    """Which messages are shown, and how many."""
+    """The messages to show, and how many."""
 
     where: str | None
     state: str | None
     limit: int
 
     def of(self, admin: Any, queue: str | None) -> list[BrowsedMessage]:
-        """The first messages of a queue that are meant."""
+        """The first matching messages of a queue."""
         return admin.browse(queue, where=self.where, state=self.state, limit=self.limit)
 
 
@@ -67,9 +67,9 @@ def browsing_options(where: str, state: str, limit: str) -> Callable[[Any], Any]
 @browsing_options("Matching messages", "Only messages in this state.", "Show at most this many.")
 @call_options
 def browse(queue: str, chosen: Browsing, call: EngineCall) -> None:
-    """Look at the messages of QUEUE, in order, without taking them.
+    """Show the messages of QUEUE, in order, without consuming them.
 
-    For dead messages it shows why, in which queue and when they died.
+    For a dead message it shows why, in which queue and when it died.
 
     \b
     Examples:
@@ -115,7 +115,7 @@ def _table(found: list[dict[str, Any]]) -> RenderableType:
 
 
 def _death(dead: dict[str, Any]) -> tuple[str, str, str]:
-    """Why a dead message died, with the consumer's reason; in which queue; when, to the second."""
+    """The reason of a message's death, with the consumer's; its queue; the time, to the second."""
     reason, detail = dead.get("reason", ""), dead.get("detail", "")
     time = clock(dead["time"]) if "time" in dead else ""
     return (f"{reason}: {detail}" if detail else reason), dead.get("queue", ""), time
@@ -136,7 +136,7 @@ LAST = "last"
 @click.command()
 @click.argument("words", nargs=-1, metavar="[TIME] WHAT [QUEUE]")
 @option("--step", type=click.IntRange(min=1), help="After this step, instead of at a time.")
-@option("--broker", help="Which broker, if there are several.")
+@option("--broker", help="The broker, if there are several.")
 @browsing_options(
     "browse: matching messages", "browse: only messages in this state.",
     "browse, events: show at most this many.",
@@ -148,10 +148,11 @@ def at(
     words: tuple[str, ...], step: int | None, broker: str | None, chosen: Browsing, vpn: str,
     home: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Look at the queues as they were at TIME, whether the engine runs or not.
+    """Show the queues as they were at TIME, whether the engine runs or not.
 
-    WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step` (what that step took in
-    and sent). TIME is ISO-8601 with a time zone, or `last`: about a minute behind the engine.
+    WHAT is `queues`, `describe QUEUE`, `browse QUEUE`, `events`, or `step` (the records that the
+    step read and sent). TIME is ISO-8601 with a time zone, or `last`: about a minute behind the
+    engine.
 
     \b
     Examples:
@@ -176,7 +177,7 @@ def at(
 
 
 def _print_notes(found: past.Moment) -> None:
-    """Print which moment it is, and its notes."""
+    """Print the moment, and its notes."""
     for note in found.notes:
         click.echo(note, err=True)
     moment = clock(datetime_of(found.now), MS)
@@ -186,7 +187,7 @@ def _print_notes(found: past.Moment) -> None:
 
 
 def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, str, str | None]:
-    """Time, what to look at, and the queue."""
+    """Parse the arguments: the time, what to show, and the queue."""
     rest = list(words)
     when = None
     if step is None:
@@ -196,8 +197,8 @@ def _parsed(words: tuple[str, ...], step: int | None) -> tuple[datetime | None, 
         if first != LAST:
             when = datetime_of(time_ms(first, "time"))
     if not rest or rest[0] not in VIEWS:
-        given = f"{rest[0]!r} cannot be looked at. " if rest else ""
-        raise click.UsageError(f"{given}Name what to look at: one of {', '.join(VIEWS)}.")
+        given = f"{rest[0]!r} cannot be shown. " if rest else ""
+        raise click.UsageError(f"{given}Name what to show: one of {', '.join(VIEWS)}.")
     what, *names = rest
     needs = what in ("describe", "browse")
     if len(names) > (what in ("queues", "describe", "browse")) or (needs and not names):
@@ -240,7 +241,7 @@ def _look(
 
 
 def _show_step(found: past.Moment, as_json: bool) -> None:
-    """Print what a step took in and what it sent."""
+    """Print the records that a step read and sent."""
     if found.step == found.snapshot:
         raise ConfigError(
             f"step: {found.step} – a snapshot followed it, so it cannot be shown; allowed are "
@@ -256,7 +257,7 @@ def _show_step(found: past.Moment, as_json: bool) -> None:
     if as_json:
         say_json({"step": found.step, "took": took, "said": sent})
         return
-    click.echo(f"It took {counted(len(took), 'record')}:")
+    click.echo(f"It read {counted(len(took), 'record')}:")
     for record in took:
         click.echo("  " + _line(record, f"{record['partition']} @ {record['offset']}"))
     click.echo(f"It sent {len(sent):,}:")

@@ -36,7 +36,7 @@ from .printing import note, payload_fields, say, say_json
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages a command changes, and whether it asks first."""
+    """The messages that a command changes, and whether it asks first."""
 
     where: str | None
     ids: str | None
@@ -46,9 +46,9 @@ class Selection:
     why: str
 
     def messages(self) -> dict[str, Any]:
-        """The chosen messages as `Admin` takes them. Choosing all needs --all."""
+        """The chosen messages, as arguments for `Admin`. Choosing all messages needs --all."""
         if self.everything == (self.where is not None or self.ids is not None):
-            both = "; --all goes without the others" if self.everything else ""
+            both = "; --all excludes the others" if self.everything else ""
             wanted = "--where EXPRESSION, --ids RANGES or --all"
             raise click.UsageError(f"choose messages: {wanted}{both}")
         return {"where": self.where, "ids": self.ids}
@@ -59,7 +59,8 @@ class Selection:
             call.confirm(question.format(counted(count, "message")))
 
     def change(self, do: Callable[..., Any], question: str, call: EngineCall) -> Any:
-        """What `do` did, after a confirmation, or would do. It takes ``dry_run`` and ``why``."""
+        """Call `do` after a confirmation, or for a dry run; returns its result. do: gets
+        ``dry_run`` and ``why``."""
         done = do(**self.messages(), dry_run=True, why=self.why)
         if not self.dry_run:
             self.ask_first(done.count, question, call)
@@ -67,7 +68,7 @@ class Selection:
         return done
 
     def report(self, where: dict[str, str], done: Changed, did: str, call: EngineCall) -> None:
-        """Print what changed, and why the rest did not."""
+        """Print how many messages changed, and why the others did not."""
         if call.as_json:
             say_json({**where, "dry_run": self.dry_run, **asdict(done)})
             return
@@ -78,7 +79,7 @@ class Selection:
 
 
 def check(command: commands.Browse | commands.Change | commands.Redrive) -> None:
-    """Refuse wrong values before Kafka is asked: it may be away."""
+    """Refuse wrong values before connecting to Kafka, which may be unreachable."""
     checked(command)
     ids = None if isinstance(command, commands.Browse) else command.ids
     try:
@@ -97,12 +98,12 @@ which_options = gathered(
     option("--all", "everything", is_flag=True, help="All messages."),
     option("--dry-run", is_flag=True, help="Change nothing; print how many messages would change."),
     YES,
-    option("--why", default="", metavar="TEXT", help="A reason, noted in the journal."),
+    option("--why", default="", metavar="TEXT", help="A reason, for the journal."),
 )  # fmt: skip
 
 
 def left(why: dict[str, int]) -> str:
-    """Why messages stayed, for people."""
+    """The reasons why messages stayed, as text."""
     return ", ".join(f"{number(n)} {reason}" for reason, n in sorted(why.items()))
 
 
@@ -122,7 +123,7 @@ def purge(queue: str, chosen: Selection, call: EngineCall) -> None:
     messages = chosen.messages()
     check(commands.Purge(queue=queue, why=chosen.why, **messages))
     with call.admin("purge") as admin:
-        if chosen.dry_run or not chosen.yes:  # counting reads every message, as removing does
+        if chosen.dry_run or not chosen.yes:  # counting is as slow as removing: not for --yes
             removed = admin.purge(queue, **messages, dry_run=True)
         if not chosen.dry_run:
             if not chosen.yes:
@@ -140,8 +141,8 @@ def purge(queue: str, chosen: Selection, call: EngineCall) -> None:
 def move(queue: str, to: str, chosen: Selection, call: EngineCall) -> None:
     """Move messages from QUEUE to the queue TO. Asks first.
 
-    They keep their ids, payloads and headers, and line up behind the messages of TO. Messages that
-    a consumer holds or that TO refuses stay; the command prints how many and why.
+    They keep their ids, payloads and headers, and go to the end of TO. Leased messages and messages
+    that TO refuses stay; the command prints how many and why.
 
     \b
     Examples:
@@ -171,8 +172,8 @@ def edit(
 ) -> None:
     """Change headers of messages of QUEUE. Asks first.
 
-    The same message in another queue does not change. A consumer that holds one sees the change at
-    the next delivery.
+    The same message in another queue does not change. A consumer that has leased a message gets the
+    change with the next delivery.
 
     \b
     Examples:
@@ -257,9 +258,9 @@ def replay(
 ) -> None:
     """Publish past messages again, to QUEUE only. Asks first.
 
-    Chooses among messages that came for the queue and are no longer in it: acknowledged, expired,
-    discarded, purged. They are read from the Delta tables of --home, and get new ids and the
-    headers lq-replay-of, lq-replay-time and lq-replay-by.
+    Chooses among messages that arrived for the queue and are no longer in it: acknowledged,
+    expired, discarded, purged. They are read from the Delta tables of --home, and get new ids and
+    the headers lq-replay-of, lq-replay-time and lq-replay-by.
 
     \b
     Examples:
@@ -294,7 +295,7 @@ def _print_preview(found: Replayed) -> None:
     """Print how many messages would be replayed, and some of them."""
     if found.left:
         note(found.left)
-    reach = "hold no message" if found.begins is None else f"begin {clock(found.begins, 'minutes')}"
+    reach = "have no message" if found.begins is None else f"begin {clock(found.begins, 'minutes')}"
     say(f"{counted(found.count, 'message')} to publish again; the tables {reach}")
     for one in found.examples:
         text = payload_fields(one["payload"])["payload"][:PREVIEW_MAX]

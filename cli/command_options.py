@@ -1,4 +1,4 @@
-"""The options that commands share, and which engine a command means."""
+"""The options that commands share, and the engine that a command connects to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ json_option = option(
 
 
 class Number(click.FloatRange):
-    """A finite number in a range: every range of click has room for NaN."""
+    """A finite number in a range. click's own ranges accept NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -45,7 +45,8 @@ class Number(click.FloatRange):
 
 
 class Folder(click.Path):
-    """A directory. No text is no directory: `--home "$UNSET"` does not mean the current one."""
+    """A directory. An empty path is refused, so `--home "$UNSET"` does not mean the current
+    directory."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -64,7 +65,7 @@ def home_option(text: str, **settings: Any) -> Callable[[Any], Any]:
 
 def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Add options and pass their values to the command as one dataclass. into: the dataclass, whose
-    fields are named as the options; name: of the command's parameter."""
+    fields have the options' names; name: of the command's parameter."""
     names = [field.name for field in dataclasses.fields(into)]
 
     def add(command: Callable[..., Any]) -> Any:
@@ -82,7 +83,8 @@ def gathered(into: type, name: str, *options: Callable[[Any], Any]) -> Callable[
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EngineCall:
-    """Which engine a command means (--url, --home, --vpn), and whether it prints JSON (--json)."""
+    """The engine that a command connects to (--url, --home, --vpn), and whether it prints JSON
+    (--json)."""
 
     url: str | None = None
     home: Path | None = None
@@ -92,8 +94,8 @@ class EngineCall:
     def find(self) -> str:
         """The address to connect to.
 
-        The command line wins over the environment, and an address over a home. Then comes a home
-        in this directory, then the default.
+        The command line has precedence over the environment, and an address over a home; then a
+        home in this directory, then the default.
         """
         source = click.get_current_context().get_parameter_source
         home_is_nearer = (
@@ -116,7 +118,7 @@ class EngineCall:
 
     @contextlib.contextmanager
     def connect(self, client_name: str) -> Iterator[Any]:
-        """Connect to the engine. If no answer comes, the error says what is missing."""
+        """Connect to the engine. If it does not answer, the error names what is missing."""
         address = self.find()
         with explained(address, self.its_home(), self.vpn):
             with lakequeue.connect(address, vpn=self.vpn, client_name=client_name) as connection:
@@ -129,11 +131,11 @@ class EngineCall:
             yield connection.admin()
 
     def answer(self, fields: dict[str, Any], text: str) -> None:
-        """Print what the command did: JSON for programs, or a sentence."""
+        """Print the command's result: JSON for programs, or a sentence."""
         say_json(fields) if self.as_json else say(text)
 
     def confirm(self, question: str) -> None:
-        """Ask whether to go on; end the command if not. With JSON, the question goes to standard
+        """Ask whether to continue; end the command if not. With JSON, the question goes to standard
         error."""
         standard(sys.stdin, "input")
         click.confirm(one_line(question), abort=True, err=self.as_json)
@@ -147,7 +149,7 @@ WHICH_ENGINE = (
     option("--url", envvar="LAKEQUEUE_URL",
            help="The engine's Kafka: kafka://host:port, or just host:port.  "
            f"[default: that of --home, else {DEFAULT_URL}]"),
-    home_option("The home of a running `lakequeue up`, which has its address.",
+    home_option("The home of a running `lakequeue up`, whose address to use.",
                 default=None, show_default=False),
     vpn_option,
 )  # fmt: skip
@@ -161,7 +163,7 @@ def nearest_home(home: Path | None) -> Path | None:
 
 
 def pairs(values: tuple[str, ...], option_name: str) -> dict[str, str]:
-    """``k=v`` options as a mapping."""
+    """Parse ``key=value`` options."""
     out: dict[str, str] = {}
     for value in values:
         key, equals, text = value.partition("=")

@@ -1,14 +1,14 @@
 """`lakequeue consume`: print messages, or give each to a command and ack by its exit status (C7,
 L11).
 
-`Executor` runs the command of `--exec`. After a failure the message waits before it comes again, so
-that a command that is down for a minute does not use up a message's attempts in a second: for
-`--retry-delay`, else the queue's own back-off, else our own.
+`Executor` runs the command of `--exec`. After a failure the message waits before it is delivered
+again, so that a command that fails for a minute does not use up a message's attempts in a second.
+It waits for `--retry-delay`, else for the queue's own back-off, else for the default.
 
-`StdoutReader` finds out what the reader of a pipe has taken. A pipe holds 64 KB that nobody has
-read: `lakequeue consume orders | head -1` would fill it with messages that `head` never sees. So on
-Linux a message counts as taken when the reader has taken it out of the pipe (FIONREAD); elsewhere,
-and for files and terminals, when it is flushed.
+`StdoutReader` finds out which output the reader of a pipe has read. A pipe buffers 64 KB:
+`lakequeue consume orders | head -1` would fill it with messages that `head` never reads. So on
+Linux a message counts as read when it has left the pipe (FIONREAD); elsewhere, and for files and
+terminals, when it is flushed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .printing import json_text, key_fields, note, payload_fields, say_json
 from .signals import stop_on_signals
 
 BACKOFF_S, BACKOFF_S_MAX = 1.0, 60.0
-# What Linux accepts as a program's environment: 128 KiB per variable, about 2 MB in all.
+# Linux limits a program's environment to 128 KiB per variable and about 2 MB in all.
 HEADER_BYTES_MAX, HEADERS_BYTES_MAX = 64_000, 500_000
 
 
@@ -79,8 +79,8 @@ def _settle(message: Any, how: Callable[[], None]) -> None:
 
 
 def _run(command: str, message: Any) -> int:
-    """Run the command; returns its exit status. It gets a process group of its own: the first
-    Ctrl-C is for `consume`, which lets the command finish; the second one ends it."""
+    """Run the command; returns its exit status. It runs in its own process group: the first Ctrl-C
+    reaches only `consume`, which lets the command finish; the second one ends the command."""
     environment = {**os.environ, **message_environment(message)}
     process = subprocess.Popen(
         command, shell=True, stdin=subprocess.PIPE, env=environment, process_group=0
@@ -117,12 +117,12 @@ def message_environment(message: Any) -> dict[str, str]:
     return {**out, "LAKEQUEUE_HEADERS_LEFT_OUT": str(left_out)} if left_out else out
 
 
-LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a fast reader takes a line within microseconds
-WRITABLE_MS = 100  # wait this long for room in the pipe, then look for signals
+LOOK_S_MIN, LOOK_S_MAX = 0.00002, 0.01  # a fast reader reads a line within microseconds
+WRITABLE_MS = 100  # wait this long for room in the pipe, then check for signals
 
 
 class StdoutReader:
-    """Standard output. stopped: tells whether to stop waiting for the reader."""
+    """Standard output. stopped: returns whether to stop waiting for the reader."""
 
     def __init__(self, stopped: Callable[[], bool]) -> None:
         self._stopped = stopped
@@ -132,9 +132,9 @@ class StdoutReader:
             self._poll.register(self._pipe, select.POLLOUT)
 
     def give(self, line: bytes) -> bool:
-        """Print a line; returns True once it was taken, False if told to stop before.
+        """Print a line; returns True once it was read, False if stopped before.
 
-        Raises BrokenPipeError if nobody reads any more.
+        Raises BrokenPipeError if the reader has ended.
         """
         if self._pipe is None:
             sys.stdout.buffer.write(line)
@@ -143,12 +143,12 @@ class StdoutReader:
         return self._write(self._pipe, line) and self._wait_until_taken(self._pipe)
 
     def check(self) -> None:
-        """Raise BrokenPipeError if nobody reads any more."""
+        """Raise BrokenPipeError if the reader has ended."""
         if self._pipe is not None and any(e & ~select.POLLOUT for _, e in self._poll.poll(0)):
             raise BrokenPipeError
 
     def _write(self, pipe: int, line: bytes) -> bool:
-        """Write in pieces that the pipe takes at once, so that no write outlasts a signal."""
+        """Write in pieces that the pipe accepts at once, so that no write blocks after a signal."""
         left = memoryview(line)
         while left:
             ready = self._poll.poll(WRITABLE_MS)
@@ -166,7 +166,7 @@ class StdoutReader:
             except BrokenPipeError:
                 if _unread(pipe):
                     raise
-                break  # the reader took it and then left
+                break  # the reader read it and then ended
             if self._stopped():
                 return False
             time.sleep(pause_s)
@@ -182,7 +182,7 @@ def _pipe_of_stdout() -> int | None:
     try:
         number = stream.fileno()
         stream.flush()
-    except (OSError, ValueError):  # io.UnsupportedOperation: in tests it is no file
+    except (OSError, ValueError):  # io.UnsupportedOperation: in tests it is not a file
         return None
     return number if stat.S_ISFIFO(os.fstat(number).st_mode) else None
 
@@ -202,8 +202,8 @@ AFTER_WORK = ("individual", "client")  # modes in which this command acks
 @option("--count", type=click.IntRange(min=1), help="End after this many messages.")
 @option(
     "--timeout", type=Number(min=0), metavar="SECONDS",
-    help="End when no message comes for this long; the engine gets at least 5 s.  [default: "
-    "wait for ever, 30 s for an engine]",
+    help="End if no message arrives for this long; wait for the engine at least 5 s.  [default: "
+    "wait for ever, 30 s for the engine]",
 )  # fmt: skip
 @option(
     "--filter",
@@ -213,11 +213,11 @@ AFTER_WORK = ("individual", "client")  # modes in which this command acks
 )
 @option(
     "--ack-mode", type=click.Choice(ACK_MODES), default="individual", show_default=True,
-    help="individual, client: ack when the reader has taken the message or the command has ended.",
+    help="individual, client: ack when the message was read or the command has ended.",
 )  # fmt: skip
 @option(
     "--max-backlog", type=click.IntRange(min=1),
-    help="The most messages leased at once; the queue has a limit too.  [default: 100; --exec: 1]",
+    help="Lease at most this many at once; the queue has a limit too.  [default: 100; --exec: 1]",
 )  # fmt: skip
 @option(
     "--exec", "command", metavar="COMMAND",
@@ -246,11 +246,11 @@ def consume(
 
     A command run by --exec finds in its environment LAKEQUEUE_MESSAGE_ID, LAKEQUEUE_QUEUE,
     LAKEQUEUE_DELIVERY_COUNT, LAKEQUEUE_REDELIVERED, LAKEQUEUE_PRIORITY and
-    LAKEQUEUE_HEADER_<NAME>. Headers of more than 64 KB, or beyond 500 KB in all, are left out;
+    LAKEQUEUE_HEADER_<NAME>. Headers of more than 64 KB, or beyond 500 KB in all, are omitted;
     LAKEQUEUE_HEADERS_LEFT_OUT counts them. Exit status 1 if a command failed.
 
     At the end, unsettled messages return to the queue, also those that a pipe's reader has not
-    taken. The first Ctrl-C or SIGTERM lets a running command finish, the second stops it.
+    read. The first Ctrl-C or SIGTERM lets a running command finish, the second stops it.
 
     \b
     Examples:
@@ -269,8 +269,8 @@ def consume(
     if retry_delay is not None:
         if command is None:
             raise click.UsageError("--retry-delay needs --exec")
-        duration_ms(retry_delay, "--retry-delay")  # not only when the first command fails
-    backlog = max_backlog or (1 if command else BACKLOG)  # with more, waiting leases would end
+        duration_ms(retry_delay, "--retry-delay")  # check it now, not when the first command fails
+    backlog = max_backlog or (1 if command else BACKLOG)  # leases of waiting messages could end
     backlog = min(backlog, count) if count else backlog
     with call.connect("consume") as connection, stop_on_signals() as stop:
         definition = _definition(connection, queue, timeout)
@@ -311,8 +311,8 @@ def _receive(
     timeout: float | None,
     stopped: Callable[[], bool],
 ) -> None:
-    """Receive and work until the count or the timeout is reached, a signal comes, or nobody
-    reads."""
+    """Receive and handle messages until the count or the timeout is reached, a signal arrives, or
+    the reader of the output has ended."""
     done = 0
     quiet_since = time.monotonic()
     while not stopped() and (count is None or done < count):
@@ -335,7 +335,7 @@ def _receive(
 
 
 class Printer:
-    """Prints messages and acks them if the mode leaves that to this command."""
+    """Prints messages, and acks them if the ack mode requires it."""
 
     def __init__(self, as_json: bool, ack_mode: str, stopped: Callable[[], bool]) -> None:
         self._as_json = as_json
@@ -343,7 +343,7 @@ class Printer:
         self.reader = StdoutReader(stopped)
 
     def __call__(self, message: Any) -> None:
-        """Print one message. Raises BrokenPipeError if nobody reads any more."""
+        """Print one message. Raises BrokenPipeError if the reader has ended."""
         line = message.payload
         if self._as_json:
             fields = message_fields(message)

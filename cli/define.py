@@ -17,7 +17,7 @@ from .printing import note, say, say_json
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-# Also another system's key, such as x-message-ttl or VisibilityTimeout: the refusal names ours.
+# Matches other systems' keys, too, such as x-message-ttl: the refusal names lakequeue's key.
 PAIR = re.compile(r"([A-Za-z][\w.-]*)=(.*)", re.DOTALL)
 
 
@@ -28,7 +28,7 @@ def define(what: tuple[str, ...], call: EngineCall) -> None:
     """Define queues, or change their definitions, while the engine runs.
 
     FILE: a configuration as for `lakequeue up --config`, or - for standard input. KEY=VALUE: one
-    queue; if it exists, keys left out keep their values, and KEY= restores a default.
+    queue; if it exists, omitted keys keep their values, and KEY= restores a default.
 
     If a definition is wrong, all problems are listed and nothing is defined. The next start of the
     engine applies its own --config file again.
@@ -54,7 +54,7 @@ def define(what: tuple[str, ...], call: EngineCall) -> None:
 
 
 def key_values(arguments: tuple[str, ...], wanted: str) -> dict[str, str]:
-    """KEY=VALUE arguments. wanted: what to do instead if one of them is something else."""
+    """Parse KEY=VALUE arguments. wanted: the advice if one of them has another form."""
     pairs: dict[str, str] = {}
     for text in arguments:
         if (found := PAIR.fullmatch(text)) is None:
@@ -66,7 +66,7 @@ def key_values(arguments: tuple[str, ...], wanted: str) -> dict[str, str]:
 
 
 def _definition(given: dict[str, str]) -> dict[str, Any]:
-    """The definition that KEY=VALUE arguments give."""
+    """Build a definition from KEY=VALUE arguments."""
     name = given.get("name") or given.get("topic")
     if not name:
         raise click.UsageError("the queue's name is missing: add name=NAME")
@@ -74,8 +74,8 @@ def _definition(given: dict[str, str]) -> dict[str, Any]:
 
 
 def values_of(given: dict[str, str]) -> dict[str, Any]:
-    """Values as YAML reads them, but text stays text, also where YAML would read a number or a
-    truth and the key takes none; an empty value means the default."""
+    """Parse values as YAML. Values of text keys, and texts and dates of other keys, stay as
+    written; an empty value means the default."""
     import yaml
 
     from ..definitions.definition import TEXT_KEYS
@@ -93,7 +93,7 @@ def values_of(given: dict[str, str]) -> dict[str, Any]:
 
 
 def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
-    """The queues of a file. Those without a VPN belong to the connection's."""
+    """The queues in a file. Those without a VPN belong to the connection's."""
     from ..conf import load, load_configuration_text
     from ..definitions import DEFAULT_VPN, to_wire
 
@@ -118,7 +118,7 @@ def _of_file(file: str, vpn: str) -> list[dict[str, Any]]:
 
 
 def _pass_over(file: str, configuration: Configuration) -> None:
-    """Tell which sections of the file are not used here."""
+    """Note which sections of the file are ignored here."""
     from ..definitions import SystemLimits, VpnLimits
 
     ours = [("system", configuration.system != SystemLimits())]
@@ -164,7 +164,7 @@ def delete(queue: str, yes: bool, call: EngineCall) -> None:
 
 @click.command()
 @click.argument("queue")
-@option("--ingress/--open-ingress", default=None, help="Stop taking messages in, or start again.")
+@option("--ingress/--open-ingress", default=None, help="Stop storing messages, or start again.")
 @option("--egress/--open-egress", default=None, help="Stop delivering, or start again.")
 @call_options
 def shutdown(queue: str, ingress: bool | None, egress: bool | None, call: EngineCall) -> None:
@@ -172,7 +172,7 @@ def shutdown(queue: str, ingress: bool | None, egress: bool | None, call: Engine
 
     With ingress shut down, messages are discarded, or refused if the queue has
     reject_msg_to_sender_on_discard: including-when-shutdown. With egress shut down, consumers get
-    nothing new, but may settle what they hold.
+    no new messages, but may settle those that they have.
 
     \b
     Examples:

@@ -1,8 +1,8 @@
-"""Checks of how the parts of a deployment fit together: the third part of `lakequeue doctor`.
+"""Checks that the parts of a deployment fit together: the third part of `lakequeue doctor`.
 
 Topics and brokers of Kafka, clocks, versions. The facts are gathered once (`KafkaLook`, the
-engine's heartbeat), and each check is a function of them, so it is tested without Kafka. They
-change nothing.
+engine's heartbeat), and each check is a function of them, so its tests need no Kafka. Checks change
+nothing.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from .machine_checks import Check, result, verdict
 if TYPE_CHECKING:
     from ..definitions import Configuration
 
-RETENTION_H_MIN = 24.0  # a night's downtime, and what a restart reads again
+RETENTION_H_MIN = 24.0  # a night's downtime, and the records that a restart reads again
 RETENTION_WANTED = f"inputs kept {RETENTION_H_MIN:.0f} h or more, logs of steps for ever"
 INPUTS = (topics.PUBLISH, topics.COMMANDS, topics.JOURNAL)  # of the engine, and of its tables
-CLOCKS_S_MAX = 5.0  # a heartbeat is younger when it is heard, if the clocks agree
+CLOCKS_S_MAX = 5.0  # a heartbeat arrives sooner, if the clocks agree
 ANSWER_S = 5.0
 KAFKA_DISK_BYTES_MIN = 2 * 1024**3
 _HOUR_MS = 3_600_000
 READ_WRITE = ("READ", "WRITE")
-# What an application does with a VPN's topics, and what the engine does with its own.
+# The rights on a VPN's topics that applications and the engine need.
 NEEDED = {topics.PUBLISH: READ_WRITE, topics.COMMANDS: READ_WRITE, topics.DELIVERIES: READ_WRITE,
           topics.RECEIPTS: READ_WRITE, topics.DIRECTORY: READ_WRITE}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class TopicLook:
-    """One topic. settings: from Kafka. allowed: what this client may do; None if Kafka does not
-    say."""
+    """One topic. settings: from Kafka. allowed: this client's rights; None if Kafka does not report
+    them."""
 
     partitions: int
     replicas: int
@@ -55,7 +55,8 @@ class TopicLook:
 
 @dataclass(frozen=True, slots=True)
 class KafkaLook:
-    """Kafka. brokers: how many it has. free: bytes free on each broker's disk."""
+    """The facts about Kafka. brokers: the number of its brokers. free: bytes free on each broker's
+    disk."""
 
     topics: Mapping[str, TopicLook]
     brokers: int = 1
@@ -63,7 +64,7 @@ class KafkaLook:
 
 
 def kafka_checks(look: KafkaLook, vpns: set[str], numbers: int) -> list[Check]:
-    """The checks of Kafka. numbers: how many of our brokers share its topics."""
+    """The checks of Kafka. numbers: the number of our brokers that share its topics."""
     own = {
         name: one for name, one in look.topics.items()
         if (found := topics.split(name)) is not None and (
@@ -88,16 +89,16 @@ def shares_check(own: Mapping[str, TopicLook], vpns: set[str], numbers: int) -> 
         for vpn in sorted(vpns) for kind, n in each.items()
         if (topic := topics.topic(vpn, kind)) in own and own[topic].partitions < n * numbers
     ]  # fmt: skip
-    advice = "Start the engine: it adds them. If it refuses, these topics were made by others."
+    advice = "Start the engine: it adds them. If it refuses, other programs created these topics."
     return verdict("partitions", wrong, "each broker has its own", wanted, advice)
 
 
 def size_check(own: Mapping[str, TopicLook]) -> Check:
-    """Do the engine's topics take records as large as it writes?"""
+    """Do the engine's topics accept records as large as it writes?"""
 
     wanted = f"max.message.bytes of {RECORD_BYTES_MAX:,} or more"
     small = [
-        f"{name} takes {int(size):,}" for name, one in sorted(own.items())
+        f"{name} accepts {int(size):,}" for name, one in sorted(own.items())
         if (size := one.settings.get("max.message.bytes", "")).isdigit()
         and int(size) < RECORD_BYTES_MAX
     ]  # fmt: skip
@@ -109,7 +110,7 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
     """Do acknowledged messages survive the death of a Kafka broker?"""
     name, wanted = "copies", "replicas > min.insync.replicas > 1, with several Kafka brokers"
     if brokers < 2:
-        advice = "One Kafka broker: what it loses is lost. Three, with three copies, lose nothing."
+        advice = "If the only Kafka broker loses data, it is lost. With three copies, it is not."
         return Check(name, True, "one Kafka broker", wanted, advice, required=False)
     wrong = []
     for topic, one in sorted(own.items()):
@@ -120,14 +121,14 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
         wrong[5:] = [f"and {len(wrong) - 5} more"]
     advice = (
         "With fewer, the death of one broker loses acknowledged messages, or stops all writing: "
-        "set default.replication.factor=3 and min.insync.replicas=2 before the engine makes its "
+        "set default.replication.factor=3 and min.insync.replicas=2 before the engine creates its "
         "topics, or change these with kafka-reassign-partitions.sh and kafka-configs.sh."
     )
     return verdict(name, wrong, f"yes, on {len(own)} topics", wanted, advice)
 
 
 def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
-    """May this client do what applications do?"""
+    """Does this client have the rights that applications need?"""
     name, wanted, wrong, answered = "rights", "to read and write the VPN's topics", [], 0
     for vpn in sorted(vpns):
         for kind, needed in NEEDED.items():
@@ -139,7 +140,7 @@ def rights_check(own: Mapping[str, TopicLook], vpns: set[str]) -> Check:
             if missing:
                 wrong.append(f"no {' and '.join(missing)} on {topics.topic(vpn, kind)}")
     if not wrong:
-        found = f"yes, on {answered} topics" if answered else "Kafka does not say"
+        found = f"yes, on {answered} topics" if answered else "Kafka does not report it"
         return Check(name, True, found, wanted, required=bool(answered))
     advice = "Give them with kafka-acls.sh, or name other credentials: LAKEQUEUE_KAFKA_SETTINGS."
     return Check(name, False, "; ".join(wrong), wanted, advice)
@@ -149,9 +150,9 @@ def kafka_disk_check(free: Mapping[int, int]) -> Check:
     """Does Kafka have disk space? Without it nothing can be published or acknowledged."""
     wanted = f"{KAFKA_DISK_BYTES_MIN / 1024**3:.0f} GB or more on each Kafka broker"
     if not free:
-        return Check("Kafka's disk", True, "Kafka does not say", wanted, required=False)
+        return Check("Kafka's disk", True, "Kafka does not report it", wanted, required=False)
     found = ", ".join(f"broker {n}: {size / 1024**3:.1f} GB" for n, size in sorted(free.items()))
-    advice = "Make room, or lower retention: a full disk stops Kafka."
+    advice = "Free disk space, or lower retention: a full disk stops Kafka."
     ok = min(free.values()) >= KAFKA_DISK_BYTES_MIN
     return result("Kafka's disk", ok, found, wanted, advice)
 
@@ -164,8 +165,9 @@ def retention_check(
     problems = [p for t in sorted(inputs) if (p := input_problem(t, look.topics[t].settings))]
     problems += [p for t in sorted(logs) if (p := log_problem(t, look.topics[t].settings))]
     advice = (
-        "What Kafka deletes before it is read, or before its step is in the checkpoint, is lost: "
-        "set it with kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
+        "Records that Kafka deletes before they are read, or before their step is in the "
+        "checkpoint, are lost: set retention with "
+        "kafka-configs.sh --alter --entity-type topics --entity-name TOPIC."
     )
     good = f"yes, on {len(inputs) + len(logs)} topics"
     return verdict("retention", problems, good, RETENTION_WANTED, advice)
@@ -197,7 +199,7 @@ def vpns_of(configuration: Configuration | None) -> set[str]:
 
 
 def input_problem(topic: str, settings: Mapping[str, str]) -> str:
-    """Which of a topic's settings loses messages; empty for none."""
+    """Describe a topic's setting that loses messages; empty if there is none."""
     if "compact" in settings.get("cleanup.policy", ""):
         return f"{topic} is compacted, which deletes messages with the same key"
     kept_ms = int(settings.get("retention.ms", -1))
@@ -210,8 +212,8 @@ def input_problem(topic: str, settings: Mapping[str, str]) -> str:
 
 
 def log_problem(topic: str, settings: Mapping[str, str]) -> str:
-    """Which settings would cut the log of steps. The engine does that itself, before the oldest
-    snapshot."""
+    """Describe settings that would truncate the log of steps; empty if there are none. The engine
+    truncates it itself, before the oldest snapshot."""
     kept = {k: int(settings.get(k, -1)) for k in ("retention.ms", "retention.bytes")}
     wrong = [f"{k}={v}" for k, v in kept.items() if v >= 0]
     if "compact" in settings.get("cleanup.policy", ""):
@@ -225,21 +227,21 @@ def oldest_check(look: KafkaLook, vpn: str, oldest_s: Mapping[str, float]) -> Ch
     kept_ms = int(look.topics[publish].settings.get("retention.ms", -1)) if (
         publish in look.topics
     ) else -1  # fmt: skip
-    wanted = "younger than what Kafka keeps" if kept_ms >= 0 else "any age: Kafka keeps all"
+    wanted = "younger than Kafka's retention" if kept_ms >= 0 else "any age: Kafka keeps all"
     age = max(oldest_s.values(), default=0.0)
     found = f"{age / 3600:,.1f} h"
     old = sorted(queue for queue, s in oldest_s.items() if 0 <= kept_ms < 1_000 * s)
     advice = (
-        f"{publish} keeps {kept_ms / _HOUR_MS:,.1f} h, and {', '.join(old[:5])} hold older "
-        "messages: they are in the checkpoint and in the tables only. Keep backups of the home, or "
+        f"{publish} keeps {kept_ms / _HOUR_MS:,.1f} h, and {', '.join(old[:5])} have older "
+        "messages: they are only in the checkpoint and in the tables. Keep backups of the home, or "
         "raise retention.ms."
     )
     return Check(name, True, found, wanted, advice if old else "", required=False)
 
 
 def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Check:
-    """Do the topics exist that queues capture? A queue that got messages without its topic takes
-    what clients send."""
+    """Do the topics exist that queues capture? A queue that got messages although its topic is
+    missing gets them from clients."""
     from ..definitions import is_regex
 
     missing = [
@@ -249,7 +251,7 @@ def captured_check(look: KafkaLook, queues: Iterable[Mapping[str, Any]]) -> Chec
         and (TOPIC_MISSING in queue["alerts"] or not queue["counters"]["spooled"])
     ]  # fmt: skip
     wanted = "each underlying_topic is in Kafka"
-    advice = "Make the topic, or correct the definition: the queue takes nothing from it."
+    advice = "Create the topic, or correct the definition: the queue gets no records from it."
     return verdict("captured topics", missing, "all there", wanted, advice)
 
 
@@ -261,13 +263,13 @@ def clocks_check(heard: Mapping[str, Any], now_s: float | None = None) -> Check:
     wanted = f"at most {CLOCKS_S_MAX:.0f} s apart"
     theirs = heard.get("time")
     if not isinstance(theirs, int | float):
-        return Check("clocks", True, "the engine does not say its time", wanted, required=False)
+        return Check("clocks", True, "the engine does not report its time", wanted, required=False)
     apart = (time.time() if now_s is None else now_s) - theirs / 1000
     ok = abs(apart) <= CLOCKS_S_MAX
     side = "ahead of" if apart > 0 else "behind"
     found = f"{abs(apart):.1f} s {side} the engine's" if not ok else f"{abs(apart):.1f} s apart"
     advice = (
-        "Keep clocks in step (chrony, ntpd): times to live, delivery times and leases would be "
+        "Synchronize the clocks (chrony, ntpd): else times to live, delivery times and leases are "
         "off by as much."
     )
     return result("clocks", ok, found, wanted, advice)
@@ -279,7 +281,7 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
     own = own or code_version()
     engine, code = heard.get("version"), heard.get("code")
     if not isinstance(engine, str):
-        return Check("versions", True, "the engine does not say its version", own, required=False)
+        return Check("versions", True, "the engine reports no version", own, required=False)
     ok, advice = engine == own.partition("+")[0], ""
     if not ok:
         advice = (
@@ -301,7 +303,7 @@ def versions_check(heard: Mapping[str, Any], own: str | None = None) -> Check:
 def deployment_checks(
     bootstrap: str, configuration: Configuration | None, home: Path | None, vpn: str, lives: bool
 ) -> list[Check]:
-    """All checks that need Kafka. lives: the engine is there, so ask it for its queues."""
+    """All checks that need Kafka. lives: the engine runs, so its queues can be requested."""
     try:
         look = look_at_kafka(bootstrap)
     except LakequeueError as error:
@@ -322,7 +324,7 @@ def deployment_checks(
                         commands.Queues(), "after", broker=number, timeout=ANSWER_S
                     )
                 ]  # fmt: skip
-        except LakequeueError:  # other checks report that
+        except LakequeueError:  # other checks report it
             return checks
         ages = {q["name"]: q["oldest_age_s"] for q in queues if q["oldest_age_s"] is not None}
         checks += [oldest_check(look, vpn, ages), captured_check(look, queues)]
@@ -363,7 +365,7 @@ def look_at_kafka(bootstrap: str) -> KafkaLook:
 
 @contextlib.contextmanager
 def _kafkas_admin(bootstrap: str) -> Iterator[Any]:
-    """Kafka's admin client. Raises LakequeueError if Kafka does not answer, then or later."""
+    """Kafka's admin client. Raises LakequeueError if Kafka does not answer, now or later."""
     from kafka.errors import KafkaError
 
     from ..client.kafka.base import require_broker
@@ -391,7 +393,7 @@ def _topic_settings(admin: Any, names: list[str]) -> dict[str, dict[str, str]]:
 
 
 def _free(admin: Any) -> dict[int, int]:
-    """Free bytes on each broker's fullest disk; empty if Kafka does not say."""
+    """Free bytes on each broker's fullest disk; empty if Kafka does not report them."""
     from kafka.errors import KafkaError
 
     found: dict[int, int] = {}
@@ -407,7 +409,7 @@ def _free(admin: Any) -> dict[int, int]:
 
 
 def _allowed(bootstrap: str, names: list[str]) -> dict[str, frozenset[str]]:
-    """What this client may do with each topic; empty if Kafka has no access control."""
+    """This client's rights on each topic; empty if Kafka has no access control."""
     from confluent_kafka import KafkaException, TopicCollection
     from confluent_kafka.admin import AdminClient
 

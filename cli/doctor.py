@@ -1,4 +1,4 @@
-"""`lakequeue doctor`: checks everything that lakequeue needs, and says what to do."""
+"""`lakequeue doctor`: checks everything that lakequeue needs, with advice."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ KAFKA = "kafka://"
 @config_option
 @option(
     "--master", envvar="LAKEQUEUE_MASTER",
-    help="The Spark that will run the engine.  [default: local, with slots for all]",
+    help="The Spark master that will run the engine.  [default: local, with slots for all]",
 )  # fmt: skip
 @call_options
 @click.pass_context
 def doctor(
     ctx: click.Context, queue: str | None, config: Path, master: str | None, call: EngineCall
 ) -> None:
-    """Check that everything lakequeue needs is here; exit status 1 if something is missing.
+    """Check everything that lakequeue needs; exit status 1 if something is missing.
 
     Checks this machine, the home's checkpoint, Spark's task slots, Kafka (topics, retention,
-    copies, rights, room), the engine, clocks and versions. With --url, or --home of a running
+    copies, rights, disk space), the engine, clocks and versions. With --url, or --home of a running
     engine, Kafka and the engine must answer.
 
     \b
@@ -71,8 +71,8 @@ def _show(checks: list[Check]) -> None:
 
 
 def _presence(call: EngineCall, queue: str | None) -> tuple[list[Check], str | None]:
-    """The checks of what runs at the named address or home, and Kafka's address if one answers
-    there. A home need not have been started yet."""
+    """The checks of Kafka and the engine at the named address or home, and Kafka's address if a
+    broker answers there. The home may not have been started yet."""
     named = bool(call.url or queue)
     try:
         address = call.find()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def look(home: Path | None, configuration: Configuration | None, master: str | None) -> list[Check]:
-    """Every check that is possible with what is known."""
+    """All checks that are possible with these facts."""
     from ..streaming.spark.spark_session import default_master
 
     checks = []
@@ -27,7 +27,7 @@ def look(home: Path | None, configuration: Configuration | None, master: str | N
 
 
 def home_problem(home: Path) -> str:
-    """Why this home cannot be started with this version, and what to do; empty if it can, or if
+    """The reason why this version cannot start this home, and what to do; empty if it can, or if
     there is no home yet."""
     from ..streaming.home.home_folder import HomeFolder
 
@@ -51,7 +51,7 @@ def whole_home_check(home: Path) -> Check:
 
 
 def places_checks(home: Path) -> list[Check]:
-    """Can the home's parts that are elsewhere be written? No checks if everything is in the
+    """Can the home's parts on other file systems be written? No checks if everything is in the
     home."""
     from ..streaming.home.home_folder import HomeFolder
 
@@ -91,14 +91,14 @@ def slots_check(master: str, brokers: int) -> Check:
     wanted = f"{needed} or more: one for each broker, one for the tables"
     found = slots(master)
     if found is None:
-        advice = f"See the page of {master} for its cores; doctor does not ask it."
+        advice = f"See the page of {master} for its cores; doctor does not check them."
         return Check("task slots", True, "unknown", wanted, advice, required=False)
     advice = f"Give Spark more: --master 'local[{needed}]'."
     return result("task slots", found >= needed, f"{found} ({master})", wanted, advice)
 
 
 def load_configuration(config: Path) -> tuple[Configuration | None, list[Check]]:
-    """The engine's configuration, or the check that says what is wrong with it."""
+    """The engine's configuration, or a failed check with its problems."""
     from ..conf import load
 
     try:

@@ -1,4 +1,4 @@
-"""What `spark-submit` starts: a file that is run by its path, so it imports the package by name."""
+"""The program that `spark-submit` runs by its path; it therefore imports the package by name."""
 
 from lakequeue.cli import main
 

@@ -19,17 +19,18 @@ from ..streaming.version import code_version
 
 
 class EnvironmentFault(LakequeueError):
-    """Something lakequeue needs is missing: Kafka, Java, a free port, a package (exit status 3)."""
+    """Something that lakequeue needs is missing: Kafka, Java, a free port, a package (exit status
+    3)."""
 
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 2
 EXIT_ENVIRONMENT = 3
-EXIT_BROKEN_PIPE = 128 + 13  # what a shell sees of a tool that SIGPIPE has ended
+EXIT_BROKEN_PIPE = 128 + 13  # a shell's status for a tool that SIGPIPE has killed
 
 
 def version_option() -> click.Option:
-    """``--version``: the release and its code, as a log of steps and `doctor` name it."""
+    """``--version``: the release and its code, as in the log of steps and in `doctor`."""
 
     def say(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
         if wanted and not ctx.resilient_parsing:
@@ -45,7 +46,8 @@ def version_option() -> click.Option:
 class LazyGroup(click.Group):
     """A group whose commands are named as ``module:attribute`` and imported when called.
 
-    other_names: what other systems call a command, and what it is called here."""
+    other_names: other systems' names for commands, with ours.
+    """
 
     def __init__(
         self, name: str, where: Mapping[str, tuple[str, str]],
@@ -57,7 +59,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command. If there is none of this name, say which one is most likely meant."""
+        """Find the command. If there is none of this name, suggest the most likely one."""
         name = args[0]
         if name not in self._where and not name.startswith("-"):
             close = difflib.get_close_matches(name, self._where, 1)
@@ -102,8 +104,8 @@ class LazyGroup(click.Group):
 
 
 def _print_any_text() -> None:
-    """A payload may have characters that the terminal's encoding lacks: those are escaped. Where
-    standard error is closed, its lines do not go to standard output."""
+    """Escape characters that the terminal's encoding lacks, which a payload may have. If standard
+    error is closed, discard its lines, so that they do not go to standard output."""
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the end)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -113,13 +115,14 @@ def _print_any_text() -> None:
 def standard(stream: TextIO | None, name: str) -> TextIO:
     """A standard stream. Raises EnvironmentFault if the program was started without it."""
     if stream is None:
-        raise EnvironmentFault(f"standard {name} is closed, and is needed here")
+        raise EnvironmentFault(f"standard {name} is closed, but this command needs it")
     return stream
 
 
 def forget_standard_output() -> None:
-    """Nobody reads any more: what is still buffered must not fail when the process ends."""
-    with contextlib.suppress(OSError, ValueError):  # in tests it is no file
+    """Discard buffered output whose reader has ended; else flushing it would fail when the process
+    ends."""
+    with contextlib.suppress(OSError, ValueError):  # in tests it is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -132,7 +135,7 @@ def exit_status(error: BaseException) -> int:
 
 
 def sentences(error: BaseException) -> list[str]:
-    """An error for people: one line, or one per problem of a configuration."""
+    """An error as text: one line, or one per problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
         found = counted(len(error.problems), "problem")
         head = f"The configuration has {found}; nothing was done:"

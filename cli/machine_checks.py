@@ -1,7 +1,8 @@
 """Checks of this machine: the first part of `lakequeue doctor`.
 
-Each check only looks: it fetches no jar and starts no broker. A failed check says what to do. Pip
-checks versions once; what is installed later may replace them, so they are checked here too.
+Checks change nothing: they fetch no jar and start no broker. A failed check has advice. Pip checks
+versions only when it installs a package; a later installation may replace it, so the versions are
+checked here, too.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ PACKAGES: tuple[tuple[str, str, str], ...] = (
 class Check:
     """One check's result.
 
-    ok: True if lakequeue works with what was found. advice: what to do; empty for nothing.
-    required: False for what is merely useful; ``ok`` is then True in any case.
+    ok: True if lakequeue works with the result. advice: what to do; empty for nothing. required:
+    False if the thing is merely useful; ``ok`` is then always True.
     """
 
     name: str
@@ -53,13 +54,13 @@ def result(name: str, ok: bool, found: str, wanted: str, advice: str) -> Check:
 
 
 def verdict(name: str, wrong: list[str], good: str, wanted: str, advice: str) -> Check:
-    """A check that found these faults, or none. good: what it found then."""
+    """A check with the faults that it found. good: the result if there are none."""
     return result(name, not wrong, "; ".join(wrong) or good, wanted, advice)
 
 
 def diagnose(home: Path | str | None = None) -> list[Check]:
-    """Check this machine and, if one is named, the place of a home (within 1 s). `engine_checks`
-    has what the engine needs."""
+    """Check this machine and, if named, the location of a home (within 1 s). `engine_checks` checks
+    the engine's needs."""
     place = Path(home).expanduser().absolute() if home is not None else Path.cwd()
     return [
         python_check(sys.version_info[:3]),
@@ -95,7 +96,7 @@ def java_check() -> Check:
 
 
 def package_check(name: str, lowest: str, before: str) -> Check:
-    """Is a Python package there, from version ``lowest`` to below ``before``?"""
+    """Is a Python package installed, from version ``lowest`` to below ``before``?"""
     exact = before == f"{lowest.rpartition('.')[0]}.{_numbers(lowest)[-1] + 1}"
     wanted = lowest if exact else f"{lowest} or newer" + (f", below {before}" if before else "")
     span = f"=={lowest}" if exact else f">={lowest}" + (f",<{before}" if before else "")
@@ -135,7 +136,7 @@ def disk_check(home: Path) -> Check:
     """Does the home's disk have room?"""
     free = shutil.disk_usage(_existing(home)).free
     wanted = f"{_size(DISK_BYTES_MIN)} or more"
-    advice = "Make room, or choose a home on another disk with --home."
+    advice = "Free disk space, or choose a home on another disk with --home."
     return result("free disk", free >= DISK_BYTES_MIN, _size(free), wanted, advice)
 
 
@@ -166,7 +167,7 @@ def port_check() -> Check:
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """The number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

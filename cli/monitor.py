@@ -1,5 +1,5 @@
-"""`lakequeue monitor` (web page) and `lakequeue top` (terminal): the queues, and why they do not
-move."""
+"""`lakequeue monitor` (web page) and `lakequeue top` (terminal): the queues, and the reasons why
+they do not move."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ EXTRA = "the page needs Python packages: pip install starlette uvicorn jinja2"
 @option("--host", default="127.0.0.1", show_default=True, help="The address to listen on; other "
         "than this machine only with a token.")  # fmt: skip
 @option("--port", type=click.IntRange(0, 65_535), default=PORT, show_default=True,
-        help="0 takes a free one.")  # fmt: skip
+        help="The port; 0 for a free one.")  # fmt: skip
 @option("--admin", is_flag=True, help="Allow redriving dead messages from the page. Needs a token.")
 @option("--token-file", type=click.File(), metavar="FILE",
         help="A file whose first line is the token that the page asks for.")  # fmt: skip
@@ -127,7 +127,7 @@ def opener(address: str, vpn: str) -> Callable[[], Any]:
 
 
 def _life(home: Path | None) -> Callable[[str], list[str]] | None:
-    """Returns a function that shows a message's life in the words of `lakequeue trace`."""
+    """Returns a function that shows a message's life as `lakequeue trace` prints it."""
     if home is None:
         return None
 
@@ -162,7 +162,7 @@ KEYS = {
 @click.command()
 @option(
     "--every", type=Number(min=0.5), default=2.0, show_default=True, metavar="SECONDS",
-    help="How often to look; less often if the engine answers slowly.",
+    help="How often to refresh; less often if the engine answers slowly.",
 )  # fmt: skip
 @gathered(EngineCall, "call", *WHICH_ENGINE)  # without --json
 def top(every: float, call: EngineCall) -> None:
@@ -188,7 +188,8 @@ def top(every: float, call: EngineCall) -> None:
 def show(
     vpn_monitor: VpnMonitor, screen: Console, key: Callable[[float], str], every: float
 ) -> None:
-    """Show the screen until a key ends it. key: waits this long for a key; empty if none came."""
+    """Show the screen until a key ends it. key: waits this long for a key; returns an empty text if
+    none was pressed."""
 
     from ..monitor import terminal
 
@@ -213,12 +214,12 @@ def keyboard(descriptor: int) -> Iterator[Callable[[float], str]]:
 
 
 def read_key(descriptor: int, wait_s: float) -> str:
-    """The next key; empty if none comes in time, `q` if the terminal is gone."""
+    """The next key; empty if none is pressed in time, `q` if the terminal is gone."""
     try:
         if not select.select([descriptor], [], [], wait_s)[0]:
             return ""
         text = os.read(descriptor, 8).decode(errors="replace")
     except OSError:  # the terminal is gone
         return "q"
-    # If several keys came together, the first counts.
+    # If several keys arrived together, use the first.
     return (KEYS.get(text) or KEYS.get(text[:3]) or KEYS.get(text[0], text[0])) if text else "q"

@@ -1,8 +1,8 @@
-"""Finds out whether Kafka, the engine and a queue are there, and says what is missing.
+"""Finds out whether Kafka, the engine and a queue are available, and names what is missing.
 
 Kafka: a broker answers at the address. The engine: a heartbeat arrives on `<vpn>.engine` now, so no
-clocks are compared. A home on this machine: its lock is held while its `lakequeue up` lives. A
-queue: the engine is asked.
+clocks are compared. A home on this machine: its lock is held while its `lakequeue up` runs. A
+queue: the engine describes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ QUESTION = "; is it running?"  # the client's advice; ours replaces it
 
 @contextlib.contextmanager
 def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
-    """If something fails because it is not there, say what is missing."""
+    """Turn a failure to connect into an error that names what is missing."""
     try:
         yield
     except (NotConnected, Timeout) as error:
@@ -48,7 +48,7 @@ def explained(address: str, home: Path | None, vpn: str) -> Iterator[None]:
 
 
 def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
-    """A sentence for people: what is there, what is missing, and what to do."""
+    """A sentence about what answers, what is missing, and what to do."""
     place = address.removeprefix(KAFKA)
     if problem := kafka_problem(place):
         return f"{problem}. {what_to_start(home)}"
@@ -57,26 +57,26 @@ def what_is_missing(address: str, home: Path | None, vpn: str) -> str:
     except LakequeueError:
         return (
             f"Kafka answers at {place}, but no engine has served the VPN {vpn!r} there: is --vpn "
-            "right? An engine serves those that its configuration names"
+            "right? An engine serves the VPNs in its configuration"
         )
     if heard is None:
         return (
-            f"Kafka answers at {place}, but the engine is not there: nothing was heard of it for "
+            f"Kafka answers at {place}, but the engine does not run: it sent no heartbeat for "
             f"{HEARTBEAT_WAIT_S:.0f} s. {what_to_start(home)}"
         )
     return (
-        f"Kafka answers at {place}, and the engine lives ({who(heard)}), but it does not answer: "
-        f"it is starting, has too much to do, or hangs; see {heard.get('home', '')}/spark.log there"
+        f"Kafka answers at {place}, and the engine runs ({who(heard)}), but it does not answer: "
+        f"it is starting, overloaded, or hangs; see {heard.get('home', '')}/spark.log there"
     )
 
 
 def who(heard: dict[str, Any]) -> str:
-    """Who sent a heartbeat."""
+    """The sender of a heartbeat."""
     return f"process {heard.get('process')} on {heard.get('host')}"
 
 
 def kafka_problem(place: str) -> str:
-    """Why no Kafka broker can be reached; empty if one answers."""
+    """The reason why no Kafka broker can be reached; empty if one answers."""
     from ..client.kafka.base import require_broker
 
     try:
@@ -93,7 +93,7 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 
     topic = topics.topic(vpn, topics.ENGINE)
     with contextlib.closing(open_kafka(place, "presence")) as transport:
-        transport.partitions(topic)  # raises where it is not there
+        transport.partitions(topic)  # raises if the topic is missing
         transport.listen(topic, 0)
         deadline = time.monotonic() + wait_s
         while (left := deadline - time.monotonic()) > 0:
@@ -104,7 +104,7 @@ def heartbeat(place: str, vpn: str, wait_s: float = HEARTBEAT_WAIT_S) -> dict[st
 
 
 def home_is_held(home: Path) -> bool:
-    """True if a process of this machine holds a lock of the home: its embedded Kafka's, or its
+    """Whether a process on this machine holds a lock of the home: its embedded Kafka's, or its
     tables'."""
     for lock in (home / "kafka" / "home.lock", home / TABLES / TABLES_LOCK):
         try:
@@ -118,18 +118,18 @@ def home_is_held(home: Path) -> bool:
 
 
 def what_to_start(home: Path | None) -> str:
-    """What to do, from what this machine knows of a home."""
+    """What to do, by the state of the home on this machine."""
     if home is None:
-        return "Start it with `lakequeue up`, or say with --url or --home where it is"
+        return "Start it with `lakequeue up`, or name its address or home with --url or --home"
     if home_is_held(home):
         return (
-            f"The home {home} is in use by a process that is starting, ending or in trouble: see "
-            "what it says, and ask again"
+            f"The home {home} is in use by a process that is starting, ending or failing: see its "
+            "output, and try again"
         )
     if problem := home_problem(home):
         return f"Nothing runs at the home {home}, and it cannot be started as it is: {problem}"
     start = f"start it with `lakequeue up --home {home}`"
-    if (home / ABOUT).is_file() and not (home / "kafka").is_dir():  # Kafka was somebody else's
+    if (home / ABOUT).is_file() and not (home / "kafka").is_dir():  # with an external Kafka
         start = "start it as before, with `lakequeue run` or `lakequeue submit`"
     return f"Nothing runs at the home {home}: {start}"
 
@@ -169,14 +169,14 @@ def _engine_checks(place: str, home: Path | None, vpn: str, required: bool) -> l
         heard = heartbeat(place, vpn)
     except LakequeueError as error:
         advice = (
-            "Start it, if nobody has yet; else, is --vpn right? An engine serves the VPNs that its "
-            "configuration names."
+            "Start it, if it was never started; else, is --vpn right? An engine serves the VPNs in "
+            "its configuration."
         )
         return [Check("engine", not required, f"never here: {error}", wanted, advice, required)]
     if heard is None:
         found = f"none for {HEARTBEAT_WAIT_S:.0f} s"
         return [Check("engine", not required, found, wanted, what_to_start(home), required)]
-    lives = Check("engine", True, f"lives: {who(heard)}", wanted, required=required)
+    lives = Check("engine", True, f"runs: {who(heard)}", wanted, required=required)
     return [lives, clocks_check(heard), versions_check(heard)]
 
 

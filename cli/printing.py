@@ -25,14 +25,14 @@ def say(text: str) -> None:
 
 
 def cell(text: str) -> Text:
-    """Text from elsewhere for a table, without rich's markup."""
+    """Foreign text for a table, without rich's markup."""
     from rich.text import Text
 
     return Text(one_line(text))
 
 
 def console(stderr: bool = False) -> Console:
-    """A console of rich; plain and wide enough for any table if it is no terminal."""
+    """A console of rich; if it is not a terminal, plain and wide enough for any table."""
     from rich.console import Console
 
     out = Console(stderr=stderr, highlight=False)
@@ -54,8 +54,8 @@ def table_of(*columns: str) -> Table:
 
 
 def json_text(value: object) -> str:
-    """A JSON value on one line. Characters that a terminal might obey, or that no file can hold,
-    are escaped; the value is the same."""
+    """A JSON value on one line. Characters that could control a terminal, or that no file can
+    store, are escaped; the value is the same."""
     text = json.dumps(value, ensure_ascii=False, default=plain_value)
     if text.isprintable():
         return text

@@ -31,13 +31,13 @@ LINE_SUFFIXES = (".jsonl", ".ndjson")
 @click.argument("files", nargs=-1, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @option(
     "--lines/--whole", "lines", default=None,
-    help="Each line a message, or each file.  [default: lines for .jsonl, .ndjson and standard "
+    help="One message per line, or per file.  [default: lines for .jsonl, .ndjson and standard "
     "input, else whole]",
 )  # fmt: skip
 @option("--key", help="The key of each record.")
 @option("--header", "headers", multiple=True, metavar="KEY=VALUE", help="A header; repeatable.")
 @option("--ttl", help="How long a message may live, such as 30s or 2h.")
-@option("--delay", help="Deliver no earlier than after this long, such as 30s or 2h.")
+@option("--delay", help="Deliver after this long at the earliest, such as 30s or 2h.")
 @option("--priority", type=click.IntRange(0, 255), help="The publisher's priority (4 if unset).")
 @option(
     "--rate",
@@ -71,8 +71,8 @@ def publish(
       lakequeue publish orders monday.jsonl tuesday.jsonl --ttl 2h
       lakequeue publish images *.png --whole --header kind=png --priority 7
     """
-    # Wrong options are refused before Kafka is asked and before any input is read: there may be
-    # none, or not soon.
+    # Refuse wrong options before connecting to Kafka and before reading input, which may never
+    # come.
     destination_of(queue)
     each = {"headers": pairs(headers, "--header"), "key": key}
     headers_of(each["headers"])
@@ -111,20 +111,20 @@ def publish(
 
 
 def why_none_takes_it(admin: Any, destination: str) -> str:
-    """What to look at if no queue takes what is sent to a destination (S6)."""
+    """Explain why no queue gets messages for a destination (S6)."""
     names = {queue["name"]: queue for queue in admin.queues()}
     if destination in names:
         captured = names[destination]["definition"]
         if captured["filter"]:
-            return f"{destination} takes only messages that match its filter: {captured['filter']}"
+            return f"{destination} gets only messages that match its filter: {captured['filter']}"
     if not names:
         return f"There are no queues yet: lakequeue define name={destination} message_type=json"
     shown = ", ".join(sorted(names)[:NAMES_MAX]) + (", …" if len(names) > NAMES_MAX else "")
-    return f"No queue takes what is sent to {destination!r}. Queues here: {shown}"
+    return f"No queue gets messages for {destination!r}. Queues here: {shown}"
 
 
 class Tally:
-    """Counts what became of messages, in order of sending, without keeping all of them."""
+    """Counts the outcomes of messages, in order of sending, without keeping all of them."""
 
     def __init__(self) -> None:
         self.stored = 0
@@ -164,13 +164,13 @@ class Tally:
     def _note_id(self, number: int) -> None:
         if self._ids and self._ids[-1][1] == number - 1:
             self._ids[-1][1] = number
-        elif len(self._ids) <= RANGES_MAX:  # one more tells that there are more
+        elif len(self._ids) <= RANGES_MAX:  # one range more, to know that there are more
             self._ids.append([number, number])
 
     @property
     def ids(self) -> str:
-        """The ids of stored messages, as other commands take them; the first ones if they are
-        many."""
+        """The ids of stored messages, as other commands accept them; only the first ones if there
+        are many."""
         shown = [f"{a}-{b}" if a < b else f"{a}" for a, b in self._ids[:RANGES_MAX]]
         return ",".join(shown)
 
@@ -201,8 +201,8 @@ class Tally:
 
 
 def _why_discarded(receipt: Any) -> str:
-    """Why a message was acknowledged and dropped. Without a reason, it was sent again so late that
-    the engine no longer remembers its number."""
+    """The reason why a message was acknowledged and dropped. Without one, it was sent again so late
+    that the engine no longer remembers its number."""
     if not receipt.discarded:
         return "no longer remembered"
     return f"{receipt.reason}{f' by {receipt.queue}' if receipt.queue else ''}"

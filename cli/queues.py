@@ -1,4 +1,4 @@
-"""`lakequeue queues`, `lakequeue usage` and `lakequeue events`: what happens in queues (S3, S8, S9,
+"""`lakequeue queues`, `lakequeue usage` and `lakequeue events`: the state of queues (S3, S8, S9,
 B4)."""
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROWS: tuple[tuple[str, str, str, str, Callable[[Any], str]], ...] = (
 @click.command()
 @call_options
 def usage(call: EngineCall) -> None:
-    """Show how much of their limits the VPN and each broker use, which alerts are set, and what was
-    refused. Limits apply per broker.
+    """Show how much of their limits the VPN and each broker use, which alerts are set, and how many
+    messages were refused. Limits apply per broker.
 
     \b
     Examples:
@@ -163,8 +163,8 @@ def _table(described: list[dict[str, Any]]) -> RenderableType:
 
 
 def alerts(queue: Mapping[str, Any]) -> list[str]:
-    """What an operator should know of a queue: alerts (S9, B4), `full` if the next message exceeds
-    the quota (S3), and what is shut down (H5)."""
+    """States that an operator should notice: alerts (S9, B4), `full` if the next message exceeds
+    the quota (S3), and ingress or egress that is shut down (H5)."""
     definition = queue["definition"]
     level, limit = usage_of(queue)
     out = []
@@ -178,7 +178,8 @@ def alerts(queue: Mapping[str, Any]) -> list[str]:
 
 
 def usage_of(queue: Mapping[str, Any]) -> tuple[int, int]:
-    """How much a queue stores, and its limit: in bytes, or in messages if that limit is nearer."""
+    """The used part of a queue's limit, and the limit: in bytes, or in messages if that limit is
+    nearer."""
     definition = queue["definition"]
     limit, most = definition["max_spool_usage"], definition["max_spool_messages"]
     if limit and most is not None and queue["depth"] * limit > queue["spool_bytes"] * most:
@@ -221,7 +222,7 @@ COMMON = ("event", "vpn", "queue", "time")
 @option("--follow", "-f", is_flag=True, help="Wait for more, until Ctrl-C.")
 @option(
     "--every", type=Number(min=0.2), default=2.0, show_default=True, metavar="SECONDS",
-    help="With --follow: how often to look.",
+    help="With --follow: how often to check.",
 )  # fmt: skip
 @option("--queue", help="Only events of this queue.")
 @option("--alerts", is_flag=True, help="Only alerts: ..._high and ..._cleared.")
@@ -262,8 +263,8 @@ def events(
 
 
 def newer(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The events that are new since the last look. The engine's list grows at the end and is cut at
-    the beginning, so find the longest end of the old list that begins the new one."""
+    """The events that are new since the last request. The engine's list grows at the end and is
+    truncated at the beginning, so find the longest end of the old list that begins the new one."""
     for start in range(len(before)):
         kept = len(before) - start
         if before[start:] == now[:kept]:
@@ -277,7 +278,7 @@ def _show(found: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def event_line(event: dict[str, Any], to: str = "seconds") -> str:
-    """One event for people: time, to this precision, event, queue, details."""
+    """One event as text: time, to this precision, event, queue, details."""
     details = {k: v for k, v in event.items() if k not in COMMON and v not in (None, "")}
     text = " ".join(f"{key}={value}" for key, value in details.items())
     return one_line(

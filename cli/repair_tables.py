@@ -27,8 +27,8 @@ def tables(home: Path, repair: bool, as_json: bool) -> None:
     """Check that a home's Delta tables are undamaged, also while the engine runs.
 
     --repair makes a damaged table writable again: it moves unreadable versions to tables/.aside and
-    removes lost files from the table. The next start of the engine writes what is missing at the
-    end of a table, if Kafka still has it; other lost rows stay lost.
+    removes lost files from the table. The next start of the engine writes missing rows at the end
+    of a table again, if Kafka still has them; other lost rows stay lost.
 
     \b
     Examples:
@@ -81,13 +81,13 @@ def _size(table: Table) -> str:
 @click.command()
 @option("--from", "source", type=Folder(), default=DEFAULT_HOME, show_default=True,
         help="The home whose tables are read.")  # fmt: skip
-@option("--home", type=Folder(), required=True, help="The home to make; may be the same one.")
+@option("--home", type=Folder(), required=True, help="The home to build; may be the same one.")
 @json_option
 def rebuild(source: Path, home: Path, as_json: bool) -> None:
-    """Make a working home from the Delta tables when the checkpoint is gone. Stop the engine first.
+    """Build a working home from the Delta tables if the checkpoint is lost. Stop the engine first.
 
     The queues are as the tables last recorded them, at most a minute before the loss. The engine
-    takes in later messages again, so a message of that minute may come twice. Leased messages
+    stores later messages again, so a message of that minute may be delivered twice. Leased messages
     become ready, and delivery counts start again.
 
     \b
@@ -112,6 +112,6 @@ def rebuild(source: Path, home: Path, as_json: bool) -> None:
         if one.lost:
             click.echo(
                 f"  {counted(one.lost, 'message')} of later steps: Kafka still has them; they are "
-                "taken in again"
+                "stored again"
             )
     click.echo(f"Start the engine with --home {home}")

@@ -1,9 +1,9 @@
-"""Running an engine in the foreground until a signal, and its log: what `up` and `run` share.
+"""Runs an engine in the foreground until a signal, and writes its log; for `up` and `run`.
 
-The log has one event per line, for people or, with `lakequeue.log_format=json`, for programs.
-ERROR: something has stopped until somebody acts. WARNING: it goes on by itself, but you want to
-know. INFO: normal operation. What an event is about is in fields (`broker`, `vpn`, `queue`,
-`message_id`, …), given as `extra={"fields": …}`, so programs can find a queue's lines without
+The log has one event per line, as text or, with `lakequeue.log_format=json`, as JSON. ERROR:
+something has stopped until an operator acts. WARNING: the engine continues, but an operator should
+know. INFO: normal operation. The subject of an event is in fields (`broker`, `vpn`, `queue`,
+`message_id`, …), passed as `extra={"fields": …}`, so programs can find a queue's lines without
 parsing text.
 """
 
@@ -87,7 +87,7 @@ def environment_faults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Progress]:
-    """Wraps everything that a command runs until it is told to end; says goodbye at the end."""
+    """Run a command's body until a signal ends it; then print the last line."""
     progress = Progress(log_format)
     try:
         with interrupt_on_signals():
@@ -154,8 +154,8 @@ def page_shown(engine: Engine, home: Path, port: int) -> Iterator[dict[str, str]
 
 
 def port_fault(key: str, port: int, error: OSError) -> EnvironmentFault:
-    """A port of the engine's settings that another program uses."""
-    why = (error.strerror or str(error)).partition(" (while ")[0]  # the address, once more
+    """The error for a port in the engine's settings that another program uses."""
+    why = (error.strerror or str(error)).partition(" (while ")[0]  # drops the repeated address
     return EnvironmentFault(
         f"{key}: port {port} cannot be used ({why}); choose another, or 0 for a free one"
     )
@@ -163,8 +163,8 @@ def port_fault(key: str, port: int, error: OSError) -> EnvironmentFault:
 
 @contextlib.contextmanager
 def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
-    """Write the engine's lines (alerts, dead messages, restarts) to stderr, and what libraries log
-    to a file. A library's traceback for a dead process says less than our own line."""
+    """Write the engine's lines (alerts, dead messages, restarts) to stderr, and the libraries'
+    lines to a file: a library's traceback for a dead process tells less than our own line."""
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = logging.StreamHandler(sys.stderr)
     lines.setFormatter(line_format(log_format))
@@ -271,7 +271,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
                 failure.append(error)
                 break
     if failure:
-        with contextlib.suppress(Exception):  # the failure is what the user must see
+        with contextlib.suppress(Exception):  # the user must see the failure, not this
             engine.stop()
         raise failure[0]
     if not as_json:
@@ -280,7 +280,7 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
 
 
 def write_address(home: Path, bootstrap_servers: str) -> Path:
-    """Write the address where other commands with `--home` find it."""
+    """Write the address to where other commands with `--home` read it."""
     home.mkdir(parents=True, exist_ok=True)
     path = home / ADDRESS_FILE
     path.write_text(f"kafka://{bootstrap_servers}\n")
@@ -288,7 +288,7 @@ def write_address(home: Path, bootstrap_servers: str) -> Path:
 
 
 def goodbye(home: Path, as_json: bool) -> None:
-    """Print the last line; ends normally even if nobody reads it (`up --json | head -1`)."""
+    """Print the last line; ends normally even without a reader (`up --json | head -1`)."""
     try:
         if as_json:
             say_json({"event": "goodbye", "home": str(home)})

@@ -13,8 +13,8 @@ SAME_SIGNAL_S = 0.5
 
 
 def ending_signals() -> list[signal.Signals]:
-    """The signals that ask a command to end. SIGHUP, of a terminal that closes, is one of them,
-    except where it is ignored, as under `nohup`."""
+    """The signals that ask a command to end. SIGHUP, which a closing terminal sends, is one of
+    them, unless it is ignored, as under `nohup`."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     hangup = [] if ignores_hangup else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
@@ -24,8 +24,8 @@ def ending_signals() -> list[signal.Signals]:
 def _on_signals(
     handle: Callable[[], None], stays: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Call a function at each of `ending_signals`. Works in the main thread only; elsewhere nothing
-    is called. stays: whether the handlers stay at the end."""
+    """Call a function at each of `ending_signals`. Works in the main thread only; elsewhere the
+    function is never called. stays: whether the handlers stay at the end."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -39,9 +39,9 @@ def _on_signals(
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """`ending_signals` set the event; a second signal interrupts at once. `timeout 10 lakequeue
-    …` sends its signal twice, to the process and to its group, which counts as one. After a signal
-    the handlers stay, because its second half may arrive while the command is ending."""
+    """`ending_signals` set the event; a second signal interrupts at once. `timeout 10 lakequeue …`
+    sends its signal twice, to the process and to its group, which counts as one. After a signal the
+    handlers stay, because its repetition may arrive while the command is ending."""
     event = threading.Event()
     first = 0.0
 
@@ -59,8 +59,8 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 @contextlib.contextmanager
 def interrupt_on_signals() -> Iterator[None]:
-    """`ending_signals` interrupt like Ctrl-C, for phases that cannot look at an event. One that
-    comes twice interrupts once, so that it does not cut short what cleans up."""
+    """`ending_signals` interrupt like Ctrl-C, for phases that cannot check an event. A signal that
+    arrives twice interrupts once, so that it does not interrupt the clean-up."""
     last = -math.inf
 
     def handle() -> None:

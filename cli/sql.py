@@ -1,4 +1,4 @@
-"""`lakequeue sql` and `lakequeue trace`: questions to a home's Delta tables (R1), without Spark."""
+"""`lakequeue sql` and `lakequeue trace`: queries of a home's Delta tables (R1), without Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 TOGETHER = 1_000  # rows that are fetched at once
 CELL_MAX = 80
 MS = "milliseconds"
-FORMULA = tuple("=+-@\t\r")  # what makes a cell a formula, by its first character
+FORMULA = tuple("=+-@\t\r")  # the first characters of cells that spreadsheets read as formulas
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 NOT_READ = re.compile(r"stream registered as '(\w+)' failed: (.*)")
 NO_TABLE = re.compile(r"Table with name (\S+) does not exist")
@@ -80,14 +80,14 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     """Run a SQL QUERY on a home's Delta tables, whether the engine runs or not.
 
     \b
-    queued     what is in each queue now
+    queued     the messages in each queue now
     lifecycle  a row per message and queue: times, waiting, consumers
     queues     definition and status
-    consumers  who was subscribed from when to when
+    consumers  every subscription, with its begin and end
     changes    each change of a message's state
-    journal    everything that happened
-    messages   everything that came in
-    commands   what clients and administrators sent
+    journal    every event
+    messages   every published message
+    commands   every command of clients and administrators
 
     The tables are a few seconds behind the engine. Times are UTC. --json prints a row per line.
 
@@ -129,7 +129,7 @@ def _show(names: list[str], rows: Iterator[tuple[Any, ...]], as_csv: bool, as_js
 
 
 def _lines(names: list[str], rows: list[list[str]]) -> Iterator[str]:
-    """Columns as wide as needed, so that no terminal hides one."""
+    """Format a table with columns as wide as needed, so that no terminal hides one."""
 
     widths = [max(map(cell_len, column)) for column in zip(names, *rows, strict=True)]
     for row in (names, *rows):
@@ -148,7 +148,7 @@ def _cell(value: Any) -> str:
 
 
 def _harmless(text: str) -> str:
-    """A cell that no spreadsheet takes for a formula: a leading quote marks it as text. Numbers
+    """Mark a cell as text, by a leading quote, if a spreadsheet would read it as a formula. Numbers
     stay."""
     if text[:1] not in FORMULA or NUMBER.fullmatch(text):
         return text
@@ -156,7 +156,7 @@ def _harmless(text: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """A value for people, on one line, without control characters."""
+    """A value on one line, cut to a limit, without control characters."""
     if isinstance(value, datetime):
         return clock(value, MS) if value.tzinfo else value.isoformat(" ", MS)
     return cut(one_line(_cell(value)), CELL_MAX)
@@ -168,7 +168,7 @@ WORDS = {
     "returned": "returned untouched or left behind", "ready": "due again",
     "consumer_rejected": "rejected", "barrier_delivered": "delivered as a barrier",
     "dead_lettered": "moved", "renewed": "lease extended", "ack_ignored": "without effect",
-    "deferred_ack": "acknowledged before it came", "lost": "lost",
+    "deferred_ack": "acknowledged before it arrived", "lost": "lost",
 }  # fmt: skip
 GIVEN = {"delivered", "redelivered", "barrier_delivered"}
 FROM = {"returned", "lease_ended"}
@@ -198,7 +198,7 @@ def trace(message_id: str, home: Path, as_json: bool) -> None:
 
 
 def lines(story: dict[str, Any]) -> Iterator[str]:
-    """A story for people."""
+    """The life of a message as text."""
     number, published = story["message_id"], story["published"]
     if published is None:
         yield f"Message {number}; its publication is not in the tables"
@@ -217,7 +217,7 @@ def lines(story: dict[str, Any]) -> Iterator[str]:
 
 
 def _what(event: dict[str, Any]) -> str:
-    """One event for people."""
+    """One event as text."""
     name, who, reason = event["event"], event["consumer"], event["reason"]
     text = WORDS.get(name, name)
     if who:
@@ -233,7 +233,7 @@ def _what(event: dict[str, Any]) -> str:
 
 
 def _then(event: dict[str, Any]) -> Iterator[str]:
-    """What the message did until the next event, and why."""
+    """The message's state until the next event, and the reasons, as text."""
     then = event["then"]
     if then is None or then["state"] == "gone":
         return
@@ -254,7 +254,7 @@ def _then(event: dict[str, Any]) -> Iterator[str]:
 
 
 def _long(ms: int) -> str:
-    """A duration for people."""
+    """A duration as text."""
     if ms < 1000:
         return f"{ms} ms"
     if ms < 120_000:

@@ -1,11 +1,10 @@
 """`lakequeue up` (with an embedded Kafka broker) and `lakequeue run` (on an existing Kafka and
 Spark).
 
-Also what they share with `lakequeue submit`: the engine's options, and checks before the start.
-Without these checks Spark would try for a minute to reach a missing master and then print a stack
-trace, and a port in use would stop the engine after everything has started. A new home on topics
-that another engine serves, as when --home was forgotten, would start a second log of steps beside
-it.
+Also shared with `lakequeue submit`: the engine's options, and checks before the start. Without
+these checks Spark would try for a minute to reach a missing master and then print a stack trace,
+and a port in use would stop the engine after everything has started. A new home on topics that
+another engine serves, for example if --home was forgotten, would start a second log of steps.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ class EngineOptions:
     as_json: bool
 
     def configuration(self) -> Configuration:
-        """The queues. A wrong file starts nothing (Q7)."""
+        """Load the configuration. A wrong file starts nothing (Q7)."""
         return load(self.config)
 
     def absolute_home(self) -> Path:
-        """The home, wherever the command is called."""
+        """The absolute path of the home."""
         return self.home.expanduser().absolute()
 
     def engine_settings(self) -> dict[str, str]:
@@ -92,7 +91,7 @@ def engine_options(home_help: str) -> Callable[[Any], Any]:
         config_option,
         option(
             "--trigger", type=click.Choice(TRIGGERS), envvar="LAKEQUEUE_TRIGGER",
-            help="How the engine takes steps: in a loop of its own, or once per Spark batch."
+            help="How the engine runs its steps: in its own loop, or once per Spark batch."
             "  [default: real-time]",
         ),
         option(
@@ -109,11 +108,11 @@ def engine_options(home_help: str) -> Callable[[Any], Any]:
 
 
 def spark_master(ctx: click.Context, parameter: click.Parameter, master: str | None) -> str | None:
-    """Refuse what Spark would refuse with a stack of Java's."""
+    """Refuse a wrong master, for which Spark would print a Java stack trace."""
     if master is None or MASTER.fullmatch(master):
         return master
     raise click.BadParameter(
-        f"{master!r} is no Spark master, such as local[4], spark://host:7077, yarn or "
+        f"{master!r} is not a Spark master, such as local[4], spark://host:7077, yarn or "
         "k8s://https://host:6443"
     )
 
@@ -133,7 +132,8 @@ def check_kafka(bootstrap: str) -> None:
 
 
 def check_master(master: str | None) -> None:
-    """The same for a standalone Spark master; other clusters report it themselves."""
+    """Like `check_kafka`, for a standalone Spark master; other clusters report the problem
+    themselves."""
     if master is None or not master.startswith(SPARK):
         return
     places = master.removeprefix(SPARK).split(",")
@@ -160,13 +160,13 @@ def check_alone(bootstrap: str, home: Path, configuration: Configuration) -> Non
 
 
 def _has_run(home: Path) -> bool:
-    """Whether an engine ever worked here. A start that failed leaves a home that never did."""
+    """Whether an engine has ever run in this home. A failed start also creates a home."""
     try:
         return bool(json.loads((home / ABOUT).read_text()).get("checkpoints"))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, AttributeError):
-        return True  # the engine says what is wrong with it
+        return True  # the engine reports the problem
 
 
 def check_ports(settings: Mapping[str, str], *names: str) -> None:
@@ -183,7 +183,7 @@ def check_ports(settings: Mapping[str, str], *names: str) -> None:
 
 
 def _silent(addresses: Iterable[str], option: str, example: str) -> str:
-    """Why no address answers; empty if one does."""
+    """The reasons why no address answers; empty if one does."""
     reasons: list[str] = []
     for address in addresses:
         host, _, port = address.strip().rpartition(":")
@@ -202,12 +202,12 @@ def _silent(addresses: Iterable[str], option: str, example: str) -> str:
 @engine_options("Directory for everything: broker data, checkpoint, tables, logs.")
 @option(
     "--port", type=click.IntRange(0, 65_535), envvar="LAKEQUEUE_PORT",
-    help=f"Kafka's port; 0 takes a free one.  [default: the one this home had, else {PORT}]",
+    help=f"Kafka's port; 0 for a free one.  [default: the last one of this home, else {PORT}]",
 )  # fmt: skip
 def up(given: EngineOptions, port: int | None) -> None:
     """Start an embedded Kafka broker and the engine, and run until SIGTERM or Ctrl-C.
 
-    Everything is kept in the home directory, and the next start continues there. If Kafka or
+    Everything is stored in the home directory, and the next start continues there. If Kafka or
     Spark dies, it is restarted.
 
     \b
@@ -243,9 +243,9 @@ def up(given: EngineOptions, port: int | None) -> None:
 
 
 def _port(home: Path, port: int | None) -> int:
-    """The port to ask for; 0 lets the broker take the one its home had before. If another
-    program took that one, --port 0 gets a free one. Without --port the start is then refused, as
-    clients would look there in vain."""
+    """The port to request; 0 lets the broker use the last one of its home. If another program uses
+    that one, --port 0 gets a free one. Without --port the start is then refused, since clients
+    would still use the old port."""
     had = known_ports(home / "kafka").get("port", 0)
     if port is None:
         return 0 if had else PORT

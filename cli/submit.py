@@ -1,9 +1,9 @@
 """`lakequeue submit`: the engine through spark-submit, on standalone, YARN or Kubernetes.
 
 Spark's Java process starts before Python here, so its memory, options and jars must be given to
-spark-submit; a session made later cannot change them. In client mode the driver is a child of this
-command. A signal that ends this command is passed on to the driver's Python process, which ends
-properly, and not to Java, which would not.
+spark-submit; a session that is created later cannot change them. In client mode the driver is a
+child of this command. A signal that ends this command is forwarded to the driver's Python process,
+which stops cleanly, and not to Java, which would not.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ LAST_WORDS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is submitted. jars: of the connectors. package: our code as a zip, for drivers
-    elsewhere. settings: Spark's and the engine's. arguments: for `lakequeue run`."""
+    """The parts of a submission. jars: of the connectors. package: our code as a zip, for drivers
+    on other machines. settings: Spark's and the engine's. arguments: for `lakequeue run`."""
 
     master: str
     mode: str
@@ -54,7 +54,7 @@ class Submission:
 
 
 @click.command()
-@engine_options("Directory for checkpoint, tables, logs; of a driver elsewhere, as it is there.")
+@engine_options("Directory for checkpoint, tables, logs, as the driver's machine names it.")
 @option(
     "--bootstrap", default="127.0.0.1:9092", show_default=True, envvar="LAKEQUEUE_BOOTSTRAP",
     help="Kafka's addresses, host:port, separated by commas, as the driver reaches them.",
@@ -103,7 +103,7 @@ def submit(
         check_master(master)
     package = None
     if deploy_mode == "cluster" and not only_print:
-        package = package_zip(cache_directory() / PACKAGE)  # our code, for drivers elsewhere
+        package = package_zip(cache_directory() / PACKAGE)  # for drivers on other machines
     what = Submission(
         master, deploy_mode, jars, settings, given.config.resolve(), arguments, package
     )
@@ -125,7 +125,7 @@ def words(what: Submission) -> Iterator[str]:
     if jars:
         yield from ("--jars", jars)
     if not here:
-        # The log's configuration lies on this machine.
+        # The log's configuration is a file on this machine.
         java = settings["spark.driver.extraJavaOptions"].split()
         kept = (word for word in java if not word.startswith("-Dlog4j2.configurationFile="))
         settings["spark.driver.extraJavaOptions"] = " ".join(kept)
@@ -159,8 +159,8 @@ def spark_submit() -> Path:
 
 
 def _run(command: list[str], as_json: bool, log: Path | None) -> int:
-    """Run spark-submit; returns its exit status. It gets a process group of its own, because Ctrl-C
-    must not reach Java. log: where Java's output of a local driver goes.
+    """Run spark-submit; returns its exit status. It runs in its own process group, because Ctrl-C
+    must not reach Java. log: the file for Java's output of a local driver.
 
     spark-submit writes Python's standard error to standard output; programs read only the JSON
     lines.
@@ -173,7 +173,7 @@ def _run(command: list[str], as_json: bool, log: Path | None) -> int:
     process = subprocess.Popen(
         command, env=environment, process_group=0, stdout=output, stderr=subprocess.PIPE, text=True
     )
-    # Not waited for after the process has ended: others may hold the pipe open.
+    # A daemon, since other processes may keep the pipe open after this one has ended.
     errors = threading.Thread(target=_pass_on, args=(process.stderr, process.pid, log), daemon=True)
     errors.start()
 
@@ -192,12 +192,11 @@ def _run(command: list[str], as_json: bool, log: Path | None) -> int:
 
 
 def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
-    """Pass on what Java writes to standard error, without the line of Spark's launcher that no
-    option silences.
+    """Forward Java's standard error, except for a line of Spark's launcher that no option silences.
 
     Once the driver's Python runs, Java's output goes to the home's log, as with `run`: the driver
-    reports what its user must know, while Java prints a thousand lines for a batch cut off at the
-    end.
+    reports everything that its user must know, while Java prints a thousand lines for a batch that
+    is cut off at the end.
     """
     with contextlib.ExitStack() as closing:
         file: IO[str] | None = None
@@ -211,7 +210,7 @@ def _pass_on(errors: IO[str] | None, pid: int, log: Path | None) -> None:
 
 
 def _end(pid: int) -> None:
-    """Let the driver's Python process end properly; before there is one, end everything."""
+    """Let the driver's Python process stop cleanly; before it exists, end all processes."""
     with contextlib.suppress(psutil.Error):
         whole = psutil.Process(pid)
         for one in _drivers(pid) or [whole, *whole.children(recursive=True)]:
@@ -225,7 +224,7 @@ def _drivers(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
         for one in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                line = one.cmdline()  # Java has the program's name among its arguments too
+                line = one.cmdline()  # Java's arguments also include the program's name
                 if len(line) > 1 and line[1] == str(PROGRAM):
                     drivers.append(one)
     return drivers

@@ -231,7 +231,7 @@ def test_a_closed_standard_stream_is_an_error_where_it_is_needed(
         ["sh", "-c", program], cwd=tmp_path, stderr=subprocess.PIPE, text=True, timeout=60
     )
     assert ended.returncode == status, ended.stderr
-    said = f"standard {stream} is closed, and is needed here\n"
+    said = f"standard {stream} is closed, but this command needs it\n"
     assert ended.stderr == said if stream else "should not" not in ended.stderr
 
 

@@ -145,7 +145,7 @@ def test_the_timeout_limits_the_wait_for_an_engine(kafka: EmbeddedKafka, vpn: st
     assert result.exit_code == 3
     (line,) = result.stderr.splitlines()
     assert line.startswith("the engine did not answer within 2.0 s. Kafka answers at ")
-    assert "but the engine is not there: nothing was heard of it" in line
+    assert "but the engine does not run: it sent no heartbeat" in line
 
 
 @pytest.mark.job
@@ -164,7 +164,7 @@ def test_a_running_engine_that_does_not_answer(
         found, _ = row("engine", *at)
         heartbeat.stop()
     assert result.exit_code == 3
-    assert "and the engine lives (process " in result.stderr
+    assert "and the engine runs (process " in result.stderr
     assert f"see {tmp_path}/spark.log" in result.stderr
     assert found["ok"]
-    assert found["found"].startswith("lives: process ")
+    assert found["found"].startswith("runs: process ")

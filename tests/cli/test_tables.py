@@ -146,7 +146,7 @@ def test_r1_the_inputs_and_outputs_of_a_step(home: Path) -> None:
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
     # the journal is written with a later step: several steps are gathered
     assert {r["topic"] for r in step["said"]} == {"default.directory"}
-    assert at(home, "--step", "1", "step").stdout.startswith("It took 2 records:\n")
+    assert at(home, "--step", "1", "step").stdout.startswith("It read 2 records:\n")
 
 
 def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
@@ -163,8 +163,8 @@ def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "The time is missing"), (("last",), "Error: Name what to look at"),
-        (("last", "qeues"), "Error: 'qeues' cannot be looked at. Name what to look at: one of qu"),
+        ((), "The time is missing"), (("last",), "Error: Name what to show"),
+        (("last", "qeues"), "Error: 'qeues' cannot be shown. Name what to show: one of qu"),
         (("last", "browse"), "a QUEUE"),
         (("last", "queues", "a", "b"), "takes"), (("yesterday", "queues"), "time: 'yesterday'"),
         (("2001-01-01T00:00:00Z", "queues"), "the tables begin later: steps 1 to"),

@@ -262,7 +262,7 @@ def test_a_good_deployment() -> None:
         ("default.commands", TopicLook(1, 3, BIG, ALL), "partitions", "default.commands has 1"),
         ("default.publish", TopicLook(8, 3, BIG, ALL), "partitions", "default.publish has 8"),
         ("default.receipts", TopicLook(8, 3, BIG | {"max.message.bytes": "1048588"}, ALL),
-         "record size", "default.receipts takes 1,048,588"),
+         "record size", "default.receipts accepts 1,048,588"),
         ("a.steps", TopicLook(1, 3, BIG | {"max.message.bytes": "5"}), "record size", "a.steps"),
         ("a.steps", TopicLook(1, 1, BIG), "copies",
          "a.steps has 1 replicas, min.insync.replicas=2"),
@@ -283,7 +283,7 @@ def test_a_full_disk_and_what_kafka_does_not_tell() -> None:
     full = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN, 2: 1_000_000})["Kafka's disk"]
     assert (full.ok, "broker 2: 0.0 GB" in full.found) == (False, True)
     silent = checked({name: TopicLook(t.partitions, 3, BIG) for name, t in topics().items()})
-    assert silent["rights"].found == silent["Kafka's disk"].found == "Kafka does not say"
+    assert silent["rights"].found == silent["Kafka's disk"].found == "Kafka does not report it"
     alone = checked(topics(), brokers=1)["copies"]
     assert (alone.ok, alone.required, "Three" in alone.advice) == (True, False, True)
 
@@ -298,7 +298,7 @@ def test_messages_that_are_older_than_what_kafka_keeps(age_s: float, advised: bo
     hour = {"default.publish": TopicLook(8, 3, {"retention.ms": "3600000"})}
     check = oldest_check(KafkaLook(hour), "default", {"orders": age_s, "new": 1.0})
     assert (check.ok, bool(check.advice)) == (True, advised)
-    assert ("orders hold older" in check.advice) is advised
+    assert ("orders have older" in check.advice) is advised
     for_ever = {"default.publish": TopicLook(8, 3, {"retention.ms": "-1"})}
     assert not oldest_check(KafkaLook(for_ever), "default", {"orders": age_s}).advice
 
