@@ -1,6 +1,7 @@
 """Spark's own start, with our settings: the time to the first row of an empty stateful query.
 
-An engine cannot start faster. `spark_start_ms` runs this module as a program, which is that query.
+An engine cannot start faster than this. `spark_start_ms` runs this module as a program that runs
+the query.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ FIRST = "first"
 
 
 def spark_start_ms(home: Path) -> float:
-    """From the start of a process to the first row in its operator; home: an empty folder."""
+    """Milliseconds from the start of a process to the first row in its operator. home: an empty
+    folder."""
     begin = time.monotonic()
     with (home / "stderr").open("wb") as errors:
         command = [sys.executable, "-m", __name__, str(home)]
-        # It ends with this process even if `finally` is not reached; its Java ends with it.
+        # The child ends with this process even if `finally` is not reached, and its Java with it.
         child = start_tied(command, stderr=errors, start_new_session=True)
     try:
         while not (home / FIRST).exists():

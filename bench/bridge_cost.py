@@ -24,7 +24,7 @@ _WARM = 20  # warm-up rounds, for look-ups that happen once
 def run(
     messages: int, batch: int, destinations: int, say: Callable[[str], None]
 ) -> list[dict[str, Any]]:
-    """µs of CPU per message at each end, from its publish to the receipt at the near end."""
+    """µs of CPU per message at each end, from the publish to the receipt at the near end."""
     batch = min(batch, messages)
     _transfer(min(_WARM * batch, messages), batch, destinations)
     given = {"messages": messages, "batch": batch, "destinations": destinations}
@@ -51,7 +51,7 @@ class _Ends:
         self._near.take(Batch(mesh=self._heard("broker-0.mesh", [opened])), 1)
 
     def round(self, records: Records, now: int) -> int:
-        """Publish messages, carry them over, and answer them; returns how many answers came."""
+        """Publish messages, transfer them, and answer them; returns the number of answers."""
         said = self._take(0, records, Records(), now)
         answers = 0
         while said:
@@ -61,7 +61,7 @@ class _Ends:
         return answers
 
     def _take(self, end: int, records: Records, said: Records, now: int) -> list[bytes]:
-        """Take a step of one end; returns its messages to the other."""
+        """Run a step of one end; returns its messages to the other."""
         begun = time.process_time()
         outputs = (self._near, self._far)[end].take(Batch(publishes=records, mesh=said), now)
         sent: list[Output] = [o for o in outputs if isinstance(o, HomeRecord)]

@@ -1,14 +1,14 @@
 """A burst in one queue: its effect on steps, on the worker's memory, and on another queue.
 
 A queue is filled. All its messages expire at one moment into a dead message queue, are redriven,
-and are purged. Then a queue captures a topic in which records of 1 MB wait, as after a night's
+and are purged. Then a queue captures a topic with waiting records of 1 MB, as after a night's
 downtime. Meanwhile another queue has steady traffic, whose 99th percentile is compared with that
-before the bursts. Each step has a budget, so no step may be long, memory may not grow with the
-burst, and the other queue should hardly notice.
+before the bursts. Each step has a budget, so no step should be long, memory should not grow with
+the burst, and the other queue should hardly be affected.
 
-The burst's producer writes to another partition than the steady one, as seven in eight do: within a
-partition Kafka delivers in order. It runs in a process of its own, because its gigabytes would slow
-down the steady producer.
+The burst's producer writes to another partition than the steady one, as seven in eight producers
+do: within a partition Kafka delivers in order. It runs in its own process, because its gigabytes
+would slow down the steady producer.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OPTIONS = (
     messages(1_000_000), count("--rate", 100, "Messages a second elsewhere."), trigger(),
 )  # fmt: skip
 BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
-WARM_S = 30.0  # Java compiles for this long; its pauses do not count as usual
+WARM_S = 30.0  # Java compiles for this long, with pauses that are not measured
 USUAL_S = 20.0
 AFTER_S = 1.0  # the time after a burst counts too
 LARGE_BYTES = 1_000_000
 WRITTEN_AT_ONCE = 20
 SETTLE_S = 5.0
 LARGE_SHARE = 200  # 5,000 of 1 MB for a million of 1 KB
-TRIAL_SHARE = 20  # of the fill, to see how long the rest will take
+TRIAL_SHARE = 20  # of the fill, to estimate the time of the rest
 FILL_WINDOW = 50_000
 PHASE_S_MAX = 1_800.0
 BATCH_S_MAX = 40.0
@@ -60,7 +60,7 @@ QUEUES: list[dict[str, Any]] = [
 def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """max_step_ms: the longest step of all bursts. worker_peak_mb: the most memory of one Python
     worker. other_p99_ratio: the other queue's p99 during the worst burst over the usual one. Then
-    for each burst the other queue's p99, and how long the burst took."""
+    for each burst the other queue's p99, and the burst's duration."""
     batches: list[dict[str, Any]] = []
     with (
         running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
@@ -100,7 +100,7 @@ def _sleep(seconds: float) -> float:
 
 
 def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, float]:
-    """Run a burst; returns when it began and ended."""
+    """Run a burst; returns its begin and end."""
     begin = burst()
     say(f"done in {time.time() - begin:.1f} s")
     flow.check()
@@ -108,7 +108,7 @@ def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, 
 
 
 def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
-    """Producer names that hash to other partitions than this one."""
+    """Producer names that hash to other partitions than this one's."""
     place = crc32(producer_id.encode()) % partitions
     names = (f"burst-{n}" for n in count_up())
     return (name for name in names if crc32(name.encode()) % partitions != place)
@@ -127,7 +127,7 @@ def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
 
 
 def _publish(address: str, name: str, amount: int, until: float) -> None:
-    """Publish messages that expire at ``until`` (epoch s). Runs in a process of its own."""
+    """Publish messages that expire at ``until`` (epoch s). Runs in its own process."""
     with (
         connect(address, client_name="bench-burst") as connection,
         connection.producer(producer_id=name, window=FILL_WINDOW, pub_ack_time="60s") as producer,
@@ -138,7 +138,7 @@ def _publish(address: str, name: str, amount: int, until: float) -> None:
 
 
 def _write(bootstrap: str, amount: int) -> None:
-    """Write large records, as any Kafka producer does. Runs in a process of its own."""
+    """Write large records, as any Kafka producer does. Runs in its own process."""
     transport = open_kafka(bootstrap, "bench-burst")
     for n in range(amount):
         transport.publish(LARGE, b"x" * LARGE_BYTES, None, [], 0)
@@ -146,11 +146,11 @@ def _write(bootstrap: str, amount: int) -> None:
             transport.flush(PHASE_S_MAX)
     transport.flush(PHASE_S_MAX)
     transport.close()
-    os.sync()  # pending writes to the disk are no part of the burst
+    os.sync()  # pending writes to the disk are not part of the burst
 
 
 class _Bursts:
-    """Each burst returns when it began. It ends when the engine has dealt with all messages."""
+    """Each burst returns its begin. It ends when the engine has handled all messages."""
 
     def __init__(self, engine: Engine, connection: Any, messages: int, say: Say) -> None:
         self._bootstrap, self._address = engine.bootstrap, url(engine)
@@ -160,14 +160,14 @@ class _Bursts:
         self._names = elsewhere(STEADY, connection.publish_partitions)
 
     def _send(self, amount: int, until: float) -> float:
-        """Publish messages from a process of its own; returns how long that took."""
+        """Publish messages from another process; returns how long that took."""
         begin = time.time()
         given = self._address, next(self._names), amount, until
         in_a_process(_publish, *given, timeout_s=PHASE_S_MAX)
         return time.time() - begin
 
     def all(self) -> dict[str, Callable[[], float]]:
-        """All bursts, in order: each needs the queue as the one before left it."""
+        """All bursts, in order: each needs the queue in the state that the previous one left."""
         return {
             "expire": self._expire,
             "redrive": partial(self._emptied, "redriving", DEAD, self._admin.redrive),

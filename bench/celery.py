@@ -1,7 +1,8 @@
 """Celery's tasks that do nothing, through lakequeue, Redis and RabbitMQ.
 
-The same application each time: ten threads send, a worker with four threads runs. `delay()` returns
-when the task is stored; RabbitMQ is asked to confirm that, as lakequeue does by itself.
+The same application each time: ten threads send, a worker with four threads runs the tasks.
+`delay()` returns when the task is stored; for RabbitMQ publisher confirms are turned on, which
+lakequeue always has.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from .harness import Say, cpu_s, percentile, process, running, url, wait_for
 from .steady import at_rate, made_at
 from .subcommands import count
 
-OPTIONS = (count("--tasks", 15_000, "How many."),)
+OPTIONS = (count("--tasks", 15_000, "Number of tasks."),)
 SENDERS = 10  # as many as Celery's pool of connections holds
 RATE = 50
 STEADY_S = 10
@@ -46,7 +47,7 @@ register()
 
 
 def application(broker: str, log: Path) -> Celery:
-    """Its one task notes in a file when it began."""
+    """An application whose one task writes its start time to a file."""
     app = Celery("bench", broker=broker)
     app.conf.update(
         task_ignore_result=True,
@@ -64,17 +65,17 @@ def application(broker: str, log: Path) -> Celery:
 
 
 def runs(log: Path) -> list[tuple[float, float]]:
-    """When each task was sent and began, of those that have run."""
+    """The times at which each task was sent and began, for those that have run."""
     return list(_RUN.iter_unpack(log.read_bytes()))
 
 
 def _work(broker: str, log: Path) -> None:
-    os.dup2(2, 1)  # a worker's output is no row
+    os.dup2(2, 1)  # keeps the worker's output out of our rows
     application(broker, log).worker_main(list(WORKER))
 
 
 def measure(broker: str, log: Path, tasks: int, rate: int, seconds: int) -> dict[str, Any]:
-    """A steady rate first, for the time from `delay()` to the start; then all tasks at once."""
+    """First a steady rate, for the time from `delay()` to the start; then all tasks at once."""
     app = application(broker, log)
     noop = app.tasks["noop"]
 
@@ -86,7 +87,7 @@ def measure(broker: str, log: Path, tasks: int, rate: int, seconds: int) -> dict
 
     try:
         noop.delay(time.time())
-        all_ran(1)  # the worker is there
+        all_ran(1)  # the worker runs
         at_rate(steady, rate, seconds)  # compilers in Java, first connections
         begin = at_rate(steady, rate, seconds)
         before = 1 + 2 * rate * seconds
@@ -178,7 +179,7 @@ def run(tasks: int, say: Say) -> list[dict[str, Any]]:
     rows = []
     for name, (program, broker) in BROKERS.items():
         if program is not None and shutil.which(program) is None:
-            say(f"{name} is left out: there is no {program} here.")
+            say(f"{name} is skipped: {program} is not installed.")
             continue
         say(name)
         with tempfile.TemporaryDirectory(

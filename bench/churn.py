@@ -1,8 +1,8 @@
-"""The checkpoint's size after more and more messages came and went.
+"""The checkpoint's size after more and more messages have passed through a queue.
 
-Two consumers keep up with the producer, so the queue is empty whenever the size is taken. The
-checkpoint then holds the state of an empty queue, and the fixed number of versions that Spark
-keeps. Goal: after a million messages at most three times the size after 100,000.
+Two consumers keep up with the producer, so the queue is empty whenever the size is measured. The
+checkpoint then has the state of an empty queue, and the fixed number of versions that Spark keeps.
+Goal: after a million messages at most three times the size after 100,000.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..streaming.tables.table_care import disk_use
 from .harness import PAYLOAD, QUEUE, Say, consume, process, running, url, wait_for
 from .subcommands import numbers
 
-OPTIONS = (numbers("--counts", "100000,1000000", "Messages in all, each time the size is taken."),)
+OPTIONS = (numbers("--counts", "100000,1000000", "Total messages at each measurement."),)
 CONSUMERS = 2
 CHUNK = 10_000  # sent, then waited for: the consumers are never far behind
 ENDLESS = 1 << 40
-QUIET_S = 300.0  # a consumer that gets nothing for this long gives up
+QUIET_S = 300.0  # a consumer ends if it gets nothing for this long
 
 
 def run(counts: list[int], say: Say) -> list[dict[str, Any]]:
-    """Per count: bytes under the engine's checkpoint when so many messages have come and gone."""
+    """Per count: bytes under the engine's checkpoint after this many messages have passed."""
     rows: list[dict[str, Any]] = []
     with running(say, {"lakequeue.tables_interval_s": "0"}) as engine:
         address = url(engine)
@@ -49,7 +49,7 @@ def run(counts: list[int], say: Say) -> list[dict[str, Any]]:
 
 
 def _send_until(admin: Any, producer: Any, count: int, say: Say) -> None:
-    """Publish until the queue has taken in so many messages over all."""
+    """Publish until the queue has stored this many messages in total."""
     sent = admin.describe(QUEUE)["spooled"]
     while sent < count:
         chunk = min(CHUNK, count - sent)

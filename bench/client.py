@@ -45,7 +45,7 @@ class _Peer:
                 self.transport.listen(name, partition)
 
     def turn(self, messages: int) -> None:
-        """Answer what has come in; a subscription gets so many messages."""
+        """Answer the records that have arrived; a new subscription gets this many messages."""
         last: dict[int, Record] = {}
         for record in self.transport.poll(0.05):
             if record.topic == self.publishes:
@@ -105,7 +105,7 @@ def _serve(
 
 def run(messages: int, library: str, say: Say) -> list[dict[str, Any]]:
     """Messages a second, and CPU µs of this process per message; the best of three rounds."""
-    os.environ[LIBRARY_VARIABLE] = library  # what `connect` looks at
+    os.environ[LIBRARY_VARIABLE] = library  # `connect` reads it
     with broker() as (kafka, _):
         address = kafka.bootstrap_servers
         partitions = ensure_topics(address, [VPN], [])

@@ -1,4 +1,4 @@
-"""The pure step alone: where the CPU time of a message's life goes."""
+"""The pure step alone: the CPU time of each part of a message's life."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ def run(messages: int, batch: int, say: Callable[[str], None]) -> list[dict[str,
     """µs of CPU per message in each part of its life."""
     batch = min(batch, messages)
     _life(min(_WARM * batch, messages), batch)
-    # The first journal imports what it is written with, once.
+    # The first journal imports its codec, which must not be measured.
     list(wire.encode([Journal("bench", 1, 1, [JournalSegment("spooled", "default", "orders")])]))
     collect_garbage_rarely()  # as in a worker
     return [{"messages": messages, "batch": batch, **_life(messages, batch)}]
 
 
 class _Broker:
-    """Takes steps and encodes their outputs as the job does."""
+    """Runs steps and encodes their outputs as the job does."""
 
     def __init__(self) -> None:
         self._replica = Replica(Home(), DictStore(), Limits(), Mesh.load)
@@ -84,10 +84,10 @@ class _Broker:
 
 
 def _life(messages: int, batch: int) -> dict[str, float]:
-    """Publish, deliver, acknowledge, so many at once."""
+    """Publish, deliver and acknowledge messages in batches."""
     broker = _Broker()
     take, encode = broker.take, broker.encode
-    # The second bound is not reached: its alert, in every step, would be most of what is measured.
+    # The second bound must not be reached: its alert in every step would dominate the measurement.
     bounds = {"max_per_subscription_backlog": batch, "max_delivered_unacked_per_flow": 2 * batch}
     subscribe = c.Subscribe(
         queue="orders", subscription="s", inbox=c.Inbox("default.deliveries"), max_backlog=batch,
@@ -117,7 +117,7 @@ def _life(messages: int, batch: int) -> dict[str, float]:
 
 
 def _clock_s() -> float:
-    """What a look at the clock takes: a system call, which is no part of what is measured."""
+    """The cost of reading the clock: a system call that must not be measured."""
     begun = time.process_time()
     for _ in range(_CLOCK_LOOKS):
         ended = time.process_time()

@@ -1,6 +1,6 @@
 """The same traffic at growing depth: a step's cost depends on what changes, not on what is stored.
 
-A round takes in 1,000 messages and acknowledges 1,000. Its cost is the time of its steps, as the
+A round stores 1,000 messages and acknowledges 1,000. Its cost is the time of its steps, as the
 engine reports it; in micro-batches, the time of its batch.
 """
 
@@ -26,9 +26,9 @@ BATCH_S = 2  # of the loop, which reports at the end of each
 
 
 def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first;
-    max_step_ms: the longest step, while it was filled and measured; worker_rss_mb: the worker's
-    memory behind that, once it has returned what is free."""
+    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first depth;
+    max_step_ms: the longest step while the queue was filled and measured; worker_rss_mb: the
+    worker's memory after that, once it has returned its free memory."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
     reports: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def _round(consumer: Any, producer: Any) -> None:
     """Receive and acknowledge 1,000 messages, publish 1,000, and wait until they are stored."""
     held = [consumer.receive(30) for _ in range(STEP)]
     if None in held:
-        raise LakequeueError("A message is missing: the queue holds fewer than it should.")
+        raise LakequeueError("A message is missing: the queue has fewer than it should.")
     for message in held:
         message.ack()
     # With a key each message is a record of its own: the rows of a batch can be counted.
@@ -80,7 +80,7 @@ def _round(consumer: Any, producer: Any) -> None:
 
 
 def _by_batches(reports: list[dict[str, Any]], one_round: Callable[[], None], rounds: int) -> float:
-    """The median of the batches that took in a round's messages and its acknowledgements."""
+    """The median of the batches that stored a round's messages and handled its acknowledgements."""
     batches: list[float] = []
     for _ in range(rounds):
         before = len(reports)

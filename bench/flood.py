@@ -1,14 +1,14 @@
 """A tenant that floods its VPN, beside another tenant's steady traffic.
 
-The flood has four kinds of commands, each with new names or ids: bytes that are no command, acks
-for ids that were never given, subscriptions, and heartbeats of sessions. The engine reads
-partitions in turn, so another VPN's records do not wait behind the flood. The bench compares the
-traffic's 99 % during the flood with what it was before.
+The flood has four kinds of commands, each with new names or ids: bytes that are not a command, acks
+for unknown ids, subscriptions, and heartbeats of sessions. The engine reads partitions in turn, so
+another VPN's records do not wait behind the flood. The bench compares the traffic's 99th percentile
+during the flood with that before it.
 
-Sending a flood takes processor time, in the sender and in Kafka. On a small machine that alone
-slows everything. So a control runs first: a like process writes the same records to a topic that
-nobody reads. The engine makes useless commands wait (`sources.input_pace`) and goes on with them
-after all are sent. The bench shows both times; compare the first with the control.
+Sending a flood needs processor time, in the sender and in Kafka. On a small machine that alone
+slows everything. So a control runs first: the same process writes the same records to a topic
+without readers. The engine delays useless commands (`sources.input_pace`) and handles them after
+all are sent. The bench shows both times; compare the first with the control.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OPTIONS = (
     trigger(),
 )
 STEADY, VPN, QUEUE, UNREAD = "steady", "flood", "flooded", "unread"
-WARM_UP_S, USUAL_S, PAUSE_S = 20.0, 20.0, 3.0  # Java compiles what is new for as long
+WARM_UP_S, USUAL_S, PAUSE_S = 20.0, 20.0, 3.0  # Java compiles new code for as long
 FLUSH_S, FLOOD_S_MAX = 60.0, 1_800.0
 QUEUES: list[dict[str, Any]] = [
     {"name": STEADY, "message_type": "binary", "max_per_subscription_backlog": 5_000},
@@ -54,10 +54,10 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 
 def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """other_p99_ratio: of another VPN's messages, during the flood over before it;
-    control_p99_ratio: the same while the flood's records went to a topic that nobody reads; of the
+    control_p99_ratio: the same while the flood's records went to a topic without readers; of the
     flood, sending_p99_ms: while it was sent, and waiting_p99_ms: from then on until the engine had
-    taken it; after_p99_ms: without it again; worker_peak_mb; refused: what the engine counted of
-    it."""
+    handled it; after_p99_ms: without it again; worker_peak_mb; refused: the flood's commands that
+    the engine counted as refused."""
     with (
         running(say, trigger=trigger, queues=QUEUES) as engine,
         PeakMemory() as memory,
@@ -71,7 +71,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         begin = time.time()
         time.sleep(USUAL_S)
         usual = begin, time.time()
-        say(f"{commands:,} commands that nobody reads")
+        say(f"{commands:,} commands to a topic without readers")
         control = _sent(address, UNREAD, each)
         time.sleep(PAUSE_S)
         say(f"{commands:,} commands")
@@ -79,7 +79,7 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
         admin, answers = connection.admin(), []
 
         def is_through() -> bool:
-            with suppress(Timeout):  # it waits behind the flood, as this tenant's own commands do
+            with suppress(Timeout):  # this tenant's own commands wait behind the flood
                 answers.append(admin.usage())
             return bool(answers)
 
@@ -111,14 +111,14 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
 
 
 def _sent(address: str, topic: str, each: int) -> tuple[float, float]:
-    """Send so many of each kind from another process; returns when that began and ended."""
+    """Send this many of each kind from another process; returns when that began and ended."""
     begin = time.time()
     in_a_process(_flood, address, topic, each, timeout_s=FLOOD_S_MAX)
     return begin, time.time()
 
 
 def _flood(address: str, topic: str, each: int) -> None:
-    """A process: so many of each kind."""
+    """Send this many of each kind. Runs in its own process."""
     transport = open_kafka(address, "bench-flood")
     try:
         for make in KINDS.values():

@@ -1,5 +1,5 @@
-"""Shared by the benchmarks: an engine in a temporary folder, producers and consumers as processes
-of their own, and how to wait."""
+"""Shared by the benchmarks: an engine in a temporary folder, producers and consumers in their own
+processes, and polling."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 
 @contextmanager
 def broker() -> Iterator[tuple[EmbeddedKafka, Path]]:
-    """A Kafka broker in a temporary home, gone afterwards."""
+    """A Kafka broker in a temporary home, removed afterwards."""
     with (
         tempfile.TemporaryDirectory(prefix="lakequeue-bench-", ignore_cleanup_errors=True) as home,
         EmbeddedKafka(Path(home) / "kafka") as kafka,
@@ -46,9 +46,10 @@ def running(
     on_batch: Callable[[dict[str, Any]], None] | None = None,
     brokers: list[str] | None = None,
 ) -> Iterator[Engine]:
-    """A Kafka broker and an engine with one queue, gone afterwards.
+    """A Kafka broker and an engine with one queue, removed afterwards.
 
-    queues: other queues than the one; on_batch gets Spark's progress of each batch; brokers: names.
+    queues: these queues instead of the one; on_batch: gets Spark's progress of each batch; brokers:
+    names.
     """
     definitions = [roomy_queue(QUEUE)] if queues is None else queues
     configuration = parse_configuration({"queues": definitions, "brokers": brokers})
@@ -100,13 +101,13 @@ def observed(progress: dict[str, Any]) -> dict[str, Any]:
 
 
 def triggers(chosen: str) -> tuple[str, ...]:
-    """What `--trigger` names: one, or `both`."""
+    """The triggers that `--trigger` names: one, or `both`."""
     return TRIGGERS if chosen == "both" else (chosen,)
 
 
 def cpu_s() -> float:
-    """CPU seconds of this process and of all that it started, those that have ended too: Kafka,
-    Java, workers, producers, consumers."""
+    """CPU seconds of this process and of all that it started, including those that have ended:
+    Kafka, Java, workers, producers, consumers."""
     me = psutil.Process()
     total = 0.0
     for p in [me, *me.children(recursive=True)]:
@@ -118,7 +119,7 @@ def cpu_s() -> float:
 def percentile(values: list[float], percent: float) -> float:
     """A percentile of the values. Raises LakequeueError if there are none."""
     if not values:
-        raise LakequeueError("Nothing was measured: no message came. Try again with less to do.")
+        raise LakequeueError("Nothing was measured: no message arrived. Try again with less load.")
     found = sorted(values)
     return found[min(int(len(found) * percent / 100), len(found) - 1)]
 
@@ -138,7 +139,7 @@ def publish(address: str, count: int, payload: Callable[[], bytes] = lambda: PAY
 
 
 def consume(address: str, count: int, idle_s: float = 30.0) -> int:
-    """Receive and acknowledge until ``count`` came or nothing came for a while."""
+    """Receive and acknowledge until ``count`` messages arrived or none arrived for a while."""
     with connect(address, client_name="bench-consumer") as connection:
         consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=BACKLOG)
         received = 0
@@ -156,16 +157,16 @@ spawn = multiprocessing.get_context("spawn")
 
 
 def process(target: Callable[..., Any], *args: Any) -> Any:
-    """Run a function in a process of its own."""
+    """Run a function in another process."""
     child = spawn.Process(target=target, args=args, daemon=True)
     child.start()
     return child
 
 
 def ready_processes(target: Callable[..., None], *arguments: tuple[Any, ...]) -> tuple[list, Any]:
-    """A process for each of these arguments, once all are ready, and the queue of their results,
-    which each gets as its last argument. The first thing that it puts there says that it is
-    ready."""
+    """Start a process for each of these arguments, and wait until all are ready; returns them and
+    the queue of their results, which each gets as its last argument. The first object that a
+    process puts there means that it is ready."""
     results = spawn.Queue()
     children = [process(target, *given, results) for given in arguments]
     for _ in children:
@@ -174,7 +175,7 @@ def ready_processes(target: Callable[..., None], *arguments: tuple[Any, ...]) ->
 
 
 def in_a_process(target: Callable[..., Any], *args: Any, timeout_s: float) -> None:
-    """Run a function in a process of its own, to its end. Raises LakequeueError if it fails."""
+    """Run a function in another process, to its end. Raises LakequeueError if it fails."""
     child = process(target, *args)
     child.join(timeout_s)
     if child.exitcode != 0:
@@ -187,7 +188,7 @@ def wait_for(
     what: str,
     check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Poll until a condition holds; ``check`` raises if waiting is useless."""
+    """Poll until a condition is true; ``check`` raises if waiting is useless."""
     until = time.monotonic() + timeout_s
     while not condition():
         check()

@@ -1,4 +1,4 @@
-"""The cost of queues that nobody uses: an engine with few queues, and one with many unused ones.
+"""The cost of unused queues: an engine with few queues, and one with many unused ones.
 
 Each engine is started on an empty home, which defines its queues, and stopped. Then another process
 starts it again on that home (``start_s``, with Spark's Java process). The same traffic goes through
@@ -22,7 +22,7 @@ from .subcommands import count, numbers
 
 OPTIONS = (
     numbers("--counts", "10,10000", "Queues, in each run."),
-    count("--used", 10, "How many of them have traffic."),
+    count("--used", 10, "Number of queues with traffic."),
     count("--rate", 200, "Messages a second, in all."),
     count("--seconds", 20),
 )
@@ -32,16 +32,16 @@ MEASURE_S_MAX = 600.0
 
 
 def definitions(count: int) -> list[dict[str, Any]]:
-    """Minimal definitions of so many queues. With the default backlog of 1, a round trip would be
-    measured for each message."""
+    """Minimal definitions of this many queues. With the default backlog of 1, each message would
+    cost a round trip."""
     own = {"message_type": "binary", "max_per_subscription_backlog": 100}
     return [{"name": f"queue-{n}", **own} for n in range(count)]
 
 
 def run(counts: list[int], used: int, rate: int, seconds: int, say: Say) -> list[dict[str, Any]]:
-    """A row for each number of queues. define_s: the first start, on an empty home; start_s: of an
-    engine on that home; start_cpu_s: the processor time in it, of driver, Java and worker; step_ms:
-    the core's part of a step on average; steps: how many; p50_ms: publish to received."""
+    """A row for each number of queues. define_s: the first start, on an empty home; start_s: a
+    start on that home; start_cpu_s: its processor time, of driver, Java and worker; step_ms: the
+    core's part of a step on average; steps: their number; p50_ms: publish to received."""
     return [_measure(count, min(used, count), rate, seconds, say) for count in counts]
 
 

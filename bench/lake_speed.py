@@ -3,9 +3,9 @@
 Producers and two consumers run at once, with messages of 1 KB that do not compress. The traffic is
 measured with the tables, without them, and with them again; the better of the two runs with tables
 counts, in case the machine becomes slower. CPU time covers Kafka, the engine and the consumers
-until the last ack; other work on the machine changes it less than the rate. The lag is how long the
-tables need to catch up. A further engine shows the tables' size per message and how long a rebuild
-of a backlog takes. `lakequeue bench sql` asks them questions.
+until the last ack; other work on the machine changes it less than the rate. The lag is the time
+that the tables need to catch up. Another engine shows the tables' size per message and the time to
+rebuild a backlog. `lakequeue bench sql` measures queries of the tables.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from .throughput import await_empty, consumers
 
 OPTIONS = (messages(400_000),)
 PAYLOAD_BYTES = 1_000
-# In the first minute of full load Java compiles, more so with the tables. That is not their cost
-# later on.
+# In the first minute of full load Java compiles, more so with the tables. This is not part of their
+# lasting cost.
 WARM_UP = 1_200_000
 CAUGHT_UP_S = 600.0
-# To count bytes: the default interval of a minute would be most of the run, for the same content.
+# To measure sizes sooner: with the default interval of a minute the content is the same.
 SOON = {"lakequeue.history_interval_s": "15", "lakequeue.snapshots_interval_s": "30"}
 WITHOUT = {"lakequeue.tables_interval_s": "0"}
 
 
 def run(messages: int, say: Say) -> list[dict[str, Any]]:
-    """One row."""
+    """Measure; returns one row."""
     first, _ = _with(messages, say)
     say("without the tables")
     with running(say, settings=WITHOUT, trigger="real-time") as engine:
@@ -52,7 +52,7 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
 
 
 def _with(messages: int, say: Say) -> tuple[float, dict[str, Any]]:
-    """Messages a second with the tables; what that cost, and how far the tables were behind."""
+    """Messages a second with the tables; their cost, and the tables' lag."""
     say("with the tables")
     with running(say, trigger="real-time") as engine:
         rate, cpu_us = _through(engine, messages)
@@ -84,7 +84,7 @@ def _stored(messages: int, say: Say) -> dict[str, Any]:
 
 def _through(engine: Engine, messages: int) -> tuple[float, float]:
     """Run producers and consumers at once, after a warm-up; returns messages per second, and CPU µs
-    per message. The consumers end when nothing comes."""
+    per message. The consumers end when no more messages arrive."""
     address = url(engine)
     consumers(address)
     publish_random(address, WARM_UP)
@@ -97,7 +97,7 @@ def _through(engine: Engine, messages: int) -> tuple[float, float]:
 
 
 def publish_random(address: str, count: int) -> None:
-    """Publish so many messages, each different, from a process of its own."""
+    """Publish this many messages, each different, from another process."""
     in_a_process(publish, address, count, partial(os.urandom, PAYLOAD_BYTES), timeout_s=CAUGHT_UP_S)
 
 

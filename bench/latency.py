@@ -32,7 +32,8 @@ def _consume(address: str, results: Any) -> None:
 
 
 def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Percentiles over all messages after a warm-up, with each trigger; beside Kafka's own."""
+    """Percentiles over all messages after a warm-up, with each trigger; compared with Kafka's
+    own."""
     kafka = raw_kafka.latency(rate, seconds, say)
     return [_measure(rate, seconds, name, say) | kafka for name in triggers(trigger)]
 

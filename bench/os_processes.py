@@ -22,14 +22,14 @@ from ..protocol.errors import LakequeueError
 from ..streaming.java import start_tied
 from ..streaming.loop.worker_daemon import DAEMON
 
-OPTIONS = ("LAKEQUEUE_UP_", "LAKEQUEUE_RUN_")  # the environment of whoever runs us
+OPTIONS = ("LAKEQUEUE_UP_", "LAKEQUEUE_RUN_")  # variables of the user, not for this engine
 START_SECONDS_MAX = 180.0
 STOP_SECONDS_MAX = 60.0
 MEASURE_EVERY_S = 0.5
 
 
 def workers() -> list[psutil.Process]:
-    """Spark's Python workers below this process: what the daemon forked, without the daemon."""
+    """Spark's Python workers below this process: the processes that the daemon forked."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -70,8 +70,8 @@ class PeakMemory:
 
 
 class EngineProcess:
-    """`lakequeue up` or `run` in a session of its own, which is told to end when this process dies.
-    options: of the command, besides."""
+    """`lakequeue up` or `run` in its own session; it gets SIGTERM when this process dies. options:
+    further options of the command."""
 
     def __init__(
         self, command: str, home: Path, config: Path, say: Callable[[str], None], *options: str
@@ -85,7 +85,7 @@ class EngineProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for us, who end it in order
+            start_new_session=True,  # Ctrl-C must reach only us; we stop the engine cleanly
             env=environment,
         )
         self._say = say
@@ -127,7 +127,7 @@ class EngineProcess:
         return ready["addresses"]
 
     def check(self) -> None:
-        """Raise when the engine has ended."""
+        """Raise if the engine has ended."""
         if self._process.poll() is not None:
             raise LakequeueError(f"The engine ended: {self._why_ended()}")
 
@@ -137,7 +137,7 @@ class EngineProcess:
         return self._errors[-1] if self._errors else "it gave no reason"
 
     def kill(self) -> None:
-        """SIGKILL to everything of its session: driver, Java, workers."""
+        """Send SIGKILL to all processes of its session: driver, Java, workers."""
         for _ in range(2):  # twice, for processes that were started meanwhile
             for process in psutil.process_iter():
                 with suppress(psutil.Error, OSError):
@@ -146,7 +146,7 @@ class EngineProcess:
         self._process.wait()
 
     def stop(self) -> int:
-        """End it in order; its exit status."""
+        """Stop it cleanly; returns its exit status."""
         if self._process.poll() is None:
             self._process.terminate()
         try:

@@ -1,9 +1,9 @@
-"""How long questions to the tables take, over a journal of so many messages (R1, R6).
+"""The time of queries of the tables, over a journal of this many messages (R1, R6).
 
 The journal is generated with the engine's own codec: every message is spooled, every second one
 delivered, every fourth acknowledged. A record has 10,000 rows, a Delta commit a hundred records.
-Each question opens the tables anew. CPU time is shown too, since other work on the machine changes
-it less.
+Each query opens the tables anew. CPU time is shown too, since other work on the machine changes it
+less.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OPTIONS = (messages_option(1_000_000),)
 TOGETHER, COMMIT = 10_000, 100
 START_MS, STEP_MS = 1_760_000_000_000, 1_000
 TOPIC = "default.publish"
-WAITS = "2"  # beside every delivery after it
+WAITS = "2"  # this message waits during all later deliveries
 QUESTIONS = {
     "queued": "SELECT count(entered_at), count(consumer), count(state) FROM queued",
     "queued by state": "SELECT queue, state, count(*) FROM queued GROUP BY ALL",
@@ -41,7 +41,7 @@ QUESTIONS = {
 
 
 def run(messages: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for each question."""
+    """A row for each query."""
     with tempfile.TemporaryDirectory(prefix="lakequeue-") as folder:
         home = Path(folder)
         rows = _write(home, messages)

@@ -1,8 +1,8 @@
-"""Kafka alone: the same messages with the same client library, and no engine.
+"""Kafka alone: the same messages with the same client library, without an engine.
 
-Two topics, one for each consumer, because Kafka shares out partitions and not messages. A message
-is a record, it crosses the broker once (with an engine twice), and nobody acknowledges it. The
-engine's figures are compared with this.
+Two topics, one for each consumer, because Kafka distributes partitions, not messages. A message is
+a record, it passes the broker once (with an engine twice), and is not acknowledged. The engine's
+figures are compared with this.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ IDLE_S = 10.0
 
 
 def _consume(address: str, topic: str, count: int, results: Any) -> None:
-    """Receive so many records of a topic. Puts when it ended, and for each record when it was sent
-    and how long it took."""
+    """Receive this many records of a topic. Puts the end time, and for each record when it was sent
+    and its latency."""
     transport = open_kafka(address, "bench-raw")
     transport.listen(topic, 0)
     results.put("ready")

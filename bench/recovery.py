@@ -1,4 +1,4 @@
-"""The time from a kill to the first message that was sent after it and received.
+"""The time from a kill until the first message that was sent after it is received.
 
 Traffic is steady throughout. First the Python workers are killed (SIGKILL), three times; Spark
 notices and replaces them. Then the whole engine is killed and started again at once, which adds the
@@ -35,9 +35,9 @@ _DEFINITION = {
 def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
     """worker_ms (median), worker_max_ms, driver_ms: from a kill to the first message that was sent
     after it. spark_ms: Spark's own part of driver_ms. start_ms: the start of an engine on an empty
-    home. replay_ratio: how long the replayed steps had taken, with their pauses, over the time to
-    replay them; None in micro-batches, which replay nothing. For the speed under load, give a rate
-    that leaves no pauses."""
+    home. replay_ratio: the original time of the replayed steps, with their pauses, over the time to
+    replay them; None in micro-batches, which replay nothing. To get the speed under load, give a
+    rate that leaves no pauses."""
     return [
         {
             "trigger": trigger,
@@ -79,7 +79,7 @@ def _kill_workers(flow: Traffic, seconds: int, say: Say) -> float:
 
 
 def replay_ratio(batches: list[dict[str, Any]]) -> float | None:
-    """How much faster steps were replayed than they were taken; None without a replay."""
+    """How much faster steps were replayed than they originally ran; None without a replay."""
     seen = [observed(batch) for batch in batches]
     took = sum(s.get("replay_ms") or 0 for s in seen)
     lived = sum(s.get("replayed_life_ms") or 0 for s in seen)

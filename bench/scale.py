@@ -7,7 +7,7 @@ broker cannot make it faster; then the CPU per message shows how it scales.
 
 With `spread`: the receipts of a topic whose queues are on two brokers. Topic `near` has both its
 queues at the producer's broker, topic `far` one of them at the other. The producer sends to the two
-in turn. No other broker is asked before a receipt, so they should take the same time.
+in turn. A receipt waits for no other broker, so both should take the same time.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ READY_S_MAX = 300.0
 
 
 def names(count: int) -> list[str]:
-    """The names of so many brokers."""
+    """The names of this many brokers."""
     return [f"broker-{i}" for i in range(count)]
 
 
 def run(messages: int, counts: list[int], spread: bool, say: Say) -> list[dict[str, Any]]:
-    """A row for each number of brokers; `vs_first` is the cost of a message beside the first's.
-    spread: instead, what a receipt takes."""
+    """A row for each number of brokers; `vs_first` is the cost of a message over that in the first
+    row. spread: instead, the time of receipts."""
     if spread:
         return _receipts(messages // 100, say)
     rows = [_measure(messages, count, say) for count in counts]
@@ -105,7 +105,7 @@ def _broker(lane: int, count: int) -> str:
 
 
 def _cpu_us() -> dict[str, float]:
-    """CPU so far, by what it was for: of this process and all below that live."""
+    """The CPU used so far, by purpose: of this process and all living ones below it."""
     spent = {"workers": 0.0, "java": 0.0, "kafka": 0.0, "clients": 0.0}
     me = psutil.Process()
     for child in [me, *me.children(recursive=True)]:
@@ -128,7 +128,7 @@ def _cpu_us() -> dict[str, float]:
 
 
 def _receipts(messages: int, say: Say) -> list[dict[str, Any]]:
-    """A row for each topic; `vs_near` is its median beside that of the other."""
+    """A row for each topic; `vs_near` is its median over that of `near`."""
     brokers = names(2)
     with running(say, queues=[], brokers=brokers) as engine:
         with connect(url(engine), client_name="bench-spread", broker=brokers[0]) as connection:
@@ -141,7 +141,7 @@ def _receipts(messages: int, say: Say) -> list[dict[str, Any]]:
                             "subscriptions": [topic],
                         }
                     )  # fmt: skip
-            say("one message after the other, by turns")
+            say("one message after the other, to both topics in turn")
             with connection.producer() as producer:
                 _times(producer, RECEIPTS_WARM_UP)
                 found = _times(producer, messages)
@@ -159,7 +159,7 @@ def _receipts(messages: int, say: Say) -> list[dict[str, Any]]:
 
 
 def _times(producer: Producer, messages: int) -> dict[str, list[float]]:
-    """How long receipts took, ms, by topic."""
+    """The times of receipts, ms, by topic."""
     found: dict[str, list[float]] = {topic: [] for topic in NEAR_AND_FAR}
     for _ in range(messages // len(NEAR_AND_FAR)):
         for topic, times in found.items():
@@ -178,7 +178,7 @@ def _lanes(target: Any, *arguments: Any) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    time.sleep(READY_S_MAX)  # its CPU can be read as long as it lives; it is killed after that
+    time.sleep(READY_S_MAX)  # stays alive so that its CPU can be read; then it is killed
 
 
 def _produce(

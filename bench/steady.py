@@ -1,4 +1,4 @@
-"""Traffic at a steady rate, with the time in each payload: what the benchmarks of latency share."""
+"""Traffic at a steady rate, with the time in each payload; shared by the benchmarks of latency."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def stamped() -> bytes:
 
 
 def made_at(payload: bytes) -> float:
-    """When `stamped` made a payload, epoch s."""
+    """The time at which `stamped` made a payload, epoch s."""
     return float(_TIME.unpack_from(payload)[0])
 
 
 def at_rate(send: Callable[[bytes], object], rate: int, seconds: float) -> float:
-    """Send at a steady rate; returns when it began, epoch s."""
+    """Send at a steady rate; returns the begin, epoch s."""
     begin = time.time()
     for i in range(round(rate * seconds)):
         ahead = begin + i / rate - time.time()
@@ -39,8 +39,8 @@ def at_rate(send: Callable[[bytes], object], rate: int, seconds: float) -> float
 
 
 class Traffic:
-    """Messages to queues in turn, and consumers of them, in a ``with`` statement. taken: of each
-    message that came, when it was sent (epoch s) and how long it took (s)."""
+    """Sends messages to queues in turn and consumes them, in a ``with`` statement. taken: for each
+    received message, when it was sent (epoch s) and its latency (s)."""
 
     def __init__(
         self, address: str, queues: Sequence[str], rate: int, producer_id: str | None = None
@@ -74,11 +74,11 @@ class Traffic:
         return percentile(self.between(begin, end), 99)
 
     def between(self, begin: float, end: float) -> list[float]:
-        """How long messages took that were sent in this time (epoch s), in ms."""
+        """The latencies of messages that were sent in this time (epoch s), in ms."""
         return [s * 1000 for sent, s in list(self.taken) if begin <= sent < end]
 
     def first_after(self, moment: float, timeout_s: float) -> float:
-        """Milliseconds from a moment until the first message that was sent later had come."""
+        """Milliseconds from a moment until the first message that was sent later was received."""
         deadline = time.monotonic() + timeout_s
         at = len(self.taken)
         while time.monotonic() < deadline:
@@ -88,10 +88,10 @@ class Traffic:
                     return (sent + took - moment) * 1000
             self.check()
             time.sleep(0.002)
-        raise LakequeueError(f"No message came within {timeout_s:.0f} s of the kill.")
+        raise LakequeueError(f"No message arrived within {timeout_s:.0f} s of the kill.")
 
     def check(self) -> None:
-        """Raise the error that ended the sending."""
+        """Raise the error that stopped the sender."""
         if self.failures:
             raise self.failures[0]
 
@@ -105,7 +105,7 @@ class Traffic:
             self._connection.close()
 
     def __enter__(self) -> Traffic:
-        """Begin, the consumers first."""
+        """Start, the consumers first."""
         self._connection = connect(self._address, client_name="bench-consumer")
         for queue in self._queues:
             consumer = self._connection.consumer(queue, ack_mode="individual", max_backlog=5_000)

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: what they take, and how their rows are printed.
+"""The command line of the benchmarks: their options, and how their rows are printed.
 
 A benchmark is a module with `OPTIONS`, the parameters of its function `run`, which returns the rows
 and gets `say` to report progress. It is imported when it is called; its docstring is its help.
@@ -19,21 +19,21 @@ from ..cli.signals import interrupt_on_signals
 
 TRIGGERS = ("real-time", "micro-batch")
 
-# Name → module, and the line that `lakequeue bench --help` shows.
+# Name → module, and its line in `lakequeue bench --help`.
 BENCHMARKS = {
     "bridge": ("bridge_cost", "A bridge between two homes, µs per message"),
-    "burst": ("burst", "Everything at once, beside steady traffic"),
+    "burst": ("burst", "Bursts in one queue, beside steady traffic"),
     "celery": ("celery", "Celery with empty tasks, beside Redis and RabbitMQ"),
-    "churn": ("churn", "The checkpoint after messages came and went"),
+    "churn": ("churn", "The checkpoint's size after many messages"),
     "client": ("client", "The client alone, against a peer that only answers, 1 KB"),
     "core": ("core", "The pure step alone, µs per message"),
     "depth": ("depth", "The same traffic at growing depth"),
     "flood": ("flood", "A tenant's flood, beside another tenant's traffic"),
-    "idle-queues": ("idle_queues", "The cost of queues that nobody uses"),
+    "idle-queues": ("idle_queues", "The cost of unused queues"),
     "latency": ("latency", "Publish to received, ms"),
     "recovery": ("recovery", "The time from a kill to the next delivery, ms"),
     "scale": ("scale", "The same traffic through more brokers"),
-    "sql": ("questions", "Questions to the tables, seconds each"),
+    "sql": ("questions", "Queries of the tables, seconds each"),
     "tables": ("lake_speed", "The same traffic with the Delta tables and without, 1 KB"),
     "throughput": ("throughput", "Producers and two consumers at once, 1 KB, persistent"),
 }
@@ -43,7 +43,7 @@ class Benchmarks(LazyGroup):
     """The group `lakequeue bench`."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Make the command of a benchmark; None if there is none with that name."""
+        """Build the command of a benchmark; None if there is none with that name."""
         if cmd_name not in BENCHMARKS:
             return None
         name, title = BENCHMARKS[cmd_name]
@@ -75,18 +75,18 @@ command = Benchmarks(
 
 
 def count(name: str, default: int, help: str | None = None) -> click.Option:
-    """A number from 1 on."""
+    """An option for a number from 1 on."""
     return click.Option(
         [name], type=click.IntRange(min=1), default=default, show_default=True, help=help
     )
 
 
 def messages(default: int) -> click.Option:
-    return count("--messages", default, "How many.")
+    return count("--messages", default, "Number of messages.")
 
 
 def numbers(name: str, default: str, help: str | None = None) -> click.Option:
-    """Numbers with commas between; each above the one before."""
+    """An option for ascending numbers, separated by commas."""
     return click.Option([name], default=default, show_default=True, callback=_growing, help=help)
 
 
@@ -97,13 +97,13 @@ def _growing(ctx: click.Context, parameter: click.Parameter, text: str) -> list[
         found = []
     if not found or found[0] < 1 or found != sorted(set(found)):
         raise click.BadParameter(
-            f"{text!r} is no list of growing numbers, such as 100000,1000000",
+            f"{text!r} is not a list of ascending numbers, such as 100000,1000000",
         )
     return found
 
 
 def trigger(*more: str, help: str | None = None) -> click.Option:
-    """``--trigger``: how the engine steps."""
+    """``--trigger``: when the engine runs steps."""
     return click.Option(
         ["--trigger"], type=click.Choice([*TRIGGERS, *more]), default=TRIGGERS[0],
         show_default=True, help=help,
@@ -111,16 +111,16 @@ def trigger(*more: str, help: str | None = None) -> click.Option:
 
 
 def trigger_or_both() -> click.Option:
-    """``--trigger``, which may also name both; `harness.triggers` says which."""
-    return trigger("both", help="How the engine steps; a row for each.")
+    """``--trigger``, which may also be `both`; see `harness.triggers`."""
+    return trigger("both", help="When the engine runs steps; a row for each.")
 
 
 # ---------------------------------------------------------------- rows
 
 
 def show(title: str, rows: list[dict[str, Any]], as_json: bool) -> None:
-    """Print what was measured. rows: at least one, all with the same keys. If the columns do not
-    fit the terminal, each row is printed as a column."""
+    """Print the rows of a benchmark. rows: at least one, all with the same keys. If the columns do
+    not fit the terminal, each row is printed as a column."""
     if as_json:
         click.echo(json.dumps(rows[0] if len(rows) == 1 else rows))
         return

@@ -1,4 +1,4 @@
-"""Producers and two consumers at once; then a backlog first and consumers after."""
+"""Producers and two consumers at once; then first a backlog and consumers after it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _consumer(address: str, results: Any) -> None:
 
 
 def await_empty(address: str, target: int) -> None:
-    """Until so many messages came, and all of them are acknowledged."""
+    """Wait until this many messages were stored, and all are acknowledged."""
     with connect(address, client_name="bench-look") as connection:
         admin = connection.admin()
 
@@ -44,13 +44,13 @@ def await_empty(address: str, target: int) -> None:
 
 
 def run(messages: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Rates until every message was acknowledged, with each trigger; beside Kafka's own."""
+    """Rates until every message was acknowledged, with each trigger; compared with Kafka's own."""
     kafka = raw_kafka.throughput(messages, say)
     return [_measure(messages, name, say) | kafka for name in triggers(trigger)]
 
 
 def consumers(address: str) -> list[Any]:
-    """Two processes that consume, once they are ready; they end when nothing comes."""
+    """Two processes that consume, once they are ready; they end when no more messages arrive."""
     made, _ = ready_processes(_consumer, *[(address,)] * CONSUMERS)
     return made
 

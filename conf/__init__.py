@@ -1,7 +1,7 @@
 """Configuration files: YAML text becomes a checked `Configuration` (Q7).
 
 A file is read as plain data (text, numbers, lists, mappings; times stay text), which `definitions`
-checks. If the file itself is wrong (missing, empty, not YAML, a key twice), the error is one
+checks. If the file itself is wrong (missing, empty, not YAML, a repeated key), the error is one
 sentence with file and line.
 """
 
@@ -23,7 +23,7 @@ __all__ = ["load", "load_configuration_text"]
 
 
 class _Plain:
-    """Plain data, a time left as text, and no key twice in one mapping."""
+    """Builds plain data: times stay text, and a repeated key in a mapping is refused."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 – PyYAML's own class attribute, narrowed
         first: [pair for pair in pairs if pair[0] != "tag:yaml.org,2002:timestamp"]
@@ -31,7 +31,7 @@ class _Plain:
     }
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Refuse a key that is written twice; PyYAML itself would keep the last one silently."""
+        """Refuse a repeated key; PyYAML would silently keep the last one."""
         seen: set[object] = set()
         for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode) or key_node.value == "<<":
@@ -45,10 +45,10 @@ class _Plain:
 
 
 class _Loader(_Plain, yaml.SafeLoader):
-    """PyYAML's own parser, whose messages are the clearest."""
+    """PyYAML's own parser, which has the clearest messages."""
 
 
-# Where PyYAML was built with libyaml: 10,000 queues are read in 0.7 s, and not in 3.5.
+# If PyYAML was built with libyaml, it reads 10,000 queues in 0.7 s instead of 3.5 s.
 _FAST = type("_FastLoader", (_Plain, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), {})
 
 
@@ -60,7 +60,7 @@ def _read(text: str) -> Any:
 
 
 def load(path: str | Path) -> Configuration:
-    """Read a configuration file; raises `ConfigError` for whatever is wrong with it (Q7)."""
+    """Read a configuration file; raises `ConfigError` with all its problems (Q7)."""
     try:
         if Path(path).stat().st_size > FILE_BYTES_MAX:
             raise ConfigError(f"{path}: the file is larger than {FILE_BYTES_MAX} bytes")
@@ -72,7 +72,7 @@ def load(path: str | Path) -> Configuration:
 
 
 def load_configuration_text(yaml_text: str, where: str = "") -> Configuration:
-    """Read the text of a configuration file; where: the name that its problems carry."""
+    """Read the text of a configuration file; where: the name to use in its problems."""
     prefix = f"{where}: " if where else ""
     try:
         mapping = _read(yaml_text)

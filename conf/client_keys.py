@@ -1,4 +1,4 @@
-"""Reads clients' keys from where the configuration says. They are never shown."""
+"""Reads clients' keys from the locations in the configuration. Keys are never shown."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..protocol.signing import derived, seal
 
 
 def clients_command(configuration: Configuration, secret: bytes) -> bytes:
-    """The command that tells brokers the clients with their keys, sealed with the home's secret.
+    """The command that gives brokers the clients with their keys, sealed with the home's secret.
     Raises ConfigError for a missing key."""
     known = []
     for client in configuration.clients:
@@ -34,5 +34,5 @@ def _text(place: str, name: str, where: str) -> str:
     try:
         return Path(name).read_text()
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "it is not text"
         raise ConfigError(f"{where} – cannot be read: {why}") from error

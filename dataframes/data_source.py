@@ -1,7 +1,7 @@
 """The Spark format `lakequeue`: its name, its columns, its readers and writers.
 
 Objects of this module are pickled and sent to Spark's Python processes: the driver's reader lives
-in one of them as long as the query, and tasks get copies. So only the driver's `QueueTaker` holds a
+in one of them as long as the query, and tasks get copies. So only the driver's `QueueTaker` has a
 connection, and it is not pickled.
 """
 
@@ -42,7 +42,7 @@ class LakequeueDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The name in `format`."""
+        """The name for `format`."""
         return "lakequeue"
 
     def schema(self) -> str:
@@ -52,15 +52,15 @@ class LakequeueDataSource(DataSource):
         return SCHEMA
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """For `readStream`."""
+        """The reader for `readStream`."""
         return QueueStreamReader(read_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """For `write`."""
+        """The writer for `write`."""
         return RowPublisher(write_options(self.options), schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """For `writeStream`."""
+        """The writer for `writeStream`."""
         return RowStreamPublisher(write_options(self.options), schema, overwrite)
 
 
@@ -74,7 +74,7 @@ class QueuePartition(InputPartition):
 
 
 class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A queue as a stream; `taking` explains why each message comes once."""
+    """A queue as a stream; `taking` explains why each message is read once."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -91,11 +91,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.most)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End with what is in the queue now."""
+        """End after the messages that are in the queue now."""
         self._taker.take_what_is_there()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Take a batch; the one before is acknowledged first."""
+        """Take a batch, after acknowledging the previous one."""
         last = TakenBatch.of(start, self._options.queue)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         batch = self._taker.take(last, most)
@@ -118,11 +118,11 @@ class QueueStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The batch is done."""
+        """Acknowledge the batch, which is done."""
         self._taker.settle(TakenBatch.of(end, self._options.queue))
 
     def stop(self) -> None:
-        """The query ends. A task's copy has nothing to close."""
+        """End the consumer with the query. A task's copy has nothing to close."""
         if "_taker" in self.__dict__:
             self._taker.close()
 

@@ -23,7 +23,7 @@ from .taken_batch import BatchPart
 
 WAIT_S_MAX = 60.0
 RECORDS = 500
-_NOBODY: Any = None  # these messages are not held here
+_NOBODY: Any = None  # no consumer in this process has leased these messages
 
 
 def read_part(
@@ -52,7 +52,7 @@ def read_part(
             f"{part.count - found} of {part.count} deliveries of queue {queue!r} are no longer in "
             f"Kafka: topic {topic!r}, partition {partition}, offsets {part.first} to {part.last}; "
             "Kafka must keep them for longer than the job may be down. With a new checkpoint, the "
-            "query begins with the messages that are in the queue now"
+            "query starts with the messages that are in the queue now"
         )
 
 
@@ -66,7 +66,7 @@ def _records(addresses: str, start: TopicPartition, last: int) -> Iterator[tuple
             "group.id": "lakequeue-job",  # required but unused
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
-            "auto.offset.reset": "earliest",  # `read_part` notices what is missing
+            "auto.offset.reset": "earliest",  # `read_part` notices missing records
             "isolation.level": "read_committed",
             "allow.auto.create.topics": False,
             "fetch.wait.max.ms": 100,

@@ -10,7 +10,7 @@ from ..protocol import ConfigError, Problem
 
 MESSAGES, MESSAGES_MAX = 10_000, 100_000
 NAME = "spark"
-# Spark's own options, which are passed too.
+# Spark's own options, which it also passes.
 _SPARKS = ("checkpointLocation", "queryName", "path")
 _READING = ("connection", "vpn", "queue", "consumer", "filter", "maxMessagesPerBatch")
 _WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
@@ -18,7 +18,7 @@ _WRITING = ("connection", "vpn", "queue", "orderBy", "writeId")
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """Where the engine is. url: as for `lakequeue.connect`. name: the client's name."""
+    """How to connect to the engine. url: as for `lakequeue.connect`. name: the client's name."""
 
     url: str
     vpn: str
@@ -43,7 +43,8 @@ class ReadOptions:
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options of `write` and `writeStream`. queue: for rows that name none. order: the columns that
-    order the rows of a partition. write_id: names a `write`, so that it happens once."""
+    order the rows of a partition. write_id: identifies a `write`, so that its rows are stored
+    once."""
 
     connecting: ConnectionOptions
     queue: str | None

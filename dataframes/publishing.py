@@ -3,11 +3,11 @@
 A task publishes the rows of its partition as a producer, and returns when all are stored. Spark may
 run a task twice: after a failure, speculatively, or with its whole batch after a crash. So the
 producer has the same name each time and the n-th row the same sequence number, and the engine
-stores it once (P1). This needs the same order of rows each time, which Spark does not promise
-behind a shuffle. So rows are sorted, by the columns that the user names, then by all.
+stores it once (P1). This needs the same order of rows each time, which Spark does not promise after
+a shuffle. So rows are sorted, by the columns that the user names, then by all.
 
 For a stream, the producer's name contains query and partition, and each batch has higher sequence
-numbers. The engine remembers the numbers left out between batches, so every `BATCHES` batches the
+numbers. The engine remembers the gaps between the batches' numbers, so every `BATCHES` batches the
 name changes.
 """
 
@@ -42,15 +42,15 @@ _BATCH, _QUERY = "streaming.sql.batchId", "sql.streaming.queryId"  # Spark's nam
 
 
 class Published(WriterCommitMessage):
-    """A task's result: how many messages it published."""
+    """A task's result: the number of messages that it published."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
 
 class RowPublisher(DataSourceWriter):
-    """`df.write`. Rows of a failed job may be published. With the option `writeId`, writing the
-    same rows again publishes them once."""
+    """`df.write`. Some rows of a failed job may have been published. With the option `writeId`,
+    writing the same rows again publishes each only once."""
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         _check(options, schema, overwrite)
@@ -96,8 +96,8 @@ def _task() -> TaskContext:
 
 
 def publish(options: WriteOptions, rows: Iterable[Row], name: str, first: int) -> int:
-    """Publish the rows of a partition; returns how many, once all are stored. Raises the engine's
-    first refusal, which fails the task."""
+    """Publish the rows of a partition; returns their number, once all are stored. Raises the
+    engine's first refusal, which fails the task."""
     where = options.connecting
     given = [row.asDict(recursive=True) for row in rows]
     if not given:
@@ -126,7 +126,7 @@ def _message(options: WriteOptions, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as a producer takes it. In Python, Spark's times have no zone and are this
+    """Convert a value for a producer. In Python, Spark's times have no zone and are in this
     machine's."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
@@ -154,7 +154,7 @@ def _comparable(value: Any) -> tuple[int, Any]:
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool) -> None:
-    """Raise ConfigError with every problem of what is to be written."""
+    """Raise ConfigError with all problems of the rows' columns and the options."""
     names = schema.fieldNames()
     allowed = {*COLUMNS, *options.order}
     problems = [

@@ -1,9 +1,9 @@
-"""A batch of a job: which messages, and where Kafka keeps their deliveries.
+"""A batch of a job: its messages, and the location of their deliveries in Kafka.
 
-Spark calls this an offset and writes it into its log before the batch runs. It is enough to make
-the batch again in another process: the deliveries are in the inbox's topic, and each has its own
-number (L5). A *part* is what one task reads: a range of Kafka offsets and the numbers of the
-deliveries in it. No delivery is in two parts, so one that was sent twice (C2) is read once.
+Spark calls this an offset and writes it to its log before the batch runs. It is enough to build the
+batch again in another process: the deliveries are in the inbox's topic, and each has its own number
+(L5). A *part* is read by one task: a range of Kafka offsets and the numbers of the deliveries in
+it. No delivery is in two parts, so one that was sent twice (C2) is read once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BatchPart:
 
 @dataclass(frozen=True, slots=True)
 class TakenBatch:
-    """number: of the batch, from 1; 0 before the first. epoch: of the home that gave the ids.
+    """number: of the batch, from 1; 0 before the first. epoch: of the home that the ids belong to.
     topic, partition: the inbox. ids: as ranges, for the acknowledgement."""
 
     queue: str
@@ -57,10 +57,10 @@ class TakenBatch:
 
     @classmethod
     def of(cls, offset: dict[str, Any], queue: str) -> TakenBatch:
-        """Read it from Spark's log. Raises ConfigError if it belongs to another queue."""
+        """Parse a batch from Spark's log. Raises ConfigError if it belongs to another queue."""
         if offset["queue"] != queue:
             raise ConfigError(
-                f"queue: {queue!r} – the checkpoint of this query is that of the queue "
+                f"queue: {queue!r} – the checkpoint of this query belongs to the queue "
                 f"{offset['queue']!r}; a query on another queue needs another checkpoint"
             )
         if not offset["batch"]:
@@ -74,7 +74,7 @@ class TakenBatch:
     def next(
         self, messages: Iterable[Message], epoch: int, topic: str, partition: int
     ) -> TakenBatch:
-        """The batch with these messages that follows this one."""
+        """Build the batch with these messages that follows this one."""
         messages = list(messages)
         return replace(
             self, number=self.number + 1, epoch=epoch, topic=topic, partition=partition,
@@ -83,7 +83,7 @@ class TakenBatch:
 
 
 def _parts(messages: list[Message]) -> Iterable[BatchPart]:
-    """Cut between records: one record's messages go to one task."""
+    """Split between records: one record's messages go to one task."""
     part: list[Message] = []
     size = 0
     for message in sorted(messages, key=lambda m: m.offset):

@@ -3,12 +3,12 @@
 It is an ordinary consumer (C3, L4). A batch and its acknowledgement are one unit, because:
 
 - the batch is in Spark's log, with ids and offsets, before it runs. A batch that runs again has the
-  same rows, whoever holds the messages by then;
+  same rows, whichever consumer has leased the messages by then;
 - the last batch is acknowledged, and the engine has confirmed that, before the next one is taken.
   At a start this happens before the consumer binds, so messages that returned to the queue while
-  the job was away are removed before they can come again;
-- messages that came again while the batch ran (a lease ended, a session was lost) are forgotten
-  with the engine's answer, see `Prefetch.forget`.
+  the job was down are removed before they can be delivered again;
+- messages that were delivered again while the batch ran (a lease ended, a session was lost) are
+  dropped when the engine answers, see `Prefetch.forget`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .taken_batch import TakenBatch
 log = logging.getLogger("lakequeue.dataframes")
 
 LOOK_S = 0.1  # Spark waits this long at an empty queue
-QUIET_S = 5.0  # `availableNow` ends when nothing has come for this long
+QUIET_S = 5.0  # `availableNow` ends if no message arrives for this long
 RENEW_LIMIT = "1h"  # leases of a batch are renewed for this long at most
 
 
@@ -40,7 +40,8 @@ class QueueTaker:
         self._left: int | None = None  # messages still to take with `availableNow`, else None
 
     def take(self, last: TakenBatch, most: int | None) -> TakenBatch:
-        """The next batch, or ``last`` itself if nothing has come or the engine does not answer."""
+        """The next batch, or ``last`` itself if no message arrived or the engine does not
+        answer."""
         if not self.settle(last):
             time.sleep(LOOK_S)
             return last
@@ -63,7 +64,7 @@ class QueueTaker:
             return []
         timeout = LOOK_S
         while len(found) < room and (message := consumer.receive(timeout)) is not None:
-            # The first of two deliveries: the session was lost, and the message came again.
+            # Keep the first of two deliveries: the session was lost, and the message sent again.
             found.setdefault(message.number, message)
             timeout = 0.0
         return list(found.values())
@@ -88,12 +89,12 @@ class QueueTaker:
         return True
 
     def take_what_is_there(self) -> None:
-        """Trigger `availableNow`: end with what is in the queue now."""
+        """Trigger `availableNow`: end after the messages that are in the queue now."""
         seen = self._connected().admin().describe(self._options.queue)
         self._left = seen["ready"] + seen["leased"]
 
     def _more_may_come(self, consumer: Consumer) -> bool:
-        """Wait until something comes; returns False if nothing more is there or will come."""
+        """Wait for a message; returns False if there is none and none is expected."""
         deadline = time.monotonic() + QUIET_S
         while not consumer.has_messages:
             seen = self._connected().admin().describe(self._options.queue)

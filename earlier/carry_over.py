@@ -1,8 +1,8 @@
 """Converts a broker of state format 7 to this core's format, once.
 
 Pure. Every message keeps its id, position, state and counts, so clients keep their leases. Facts
-that are kept only for speed are dropped: filters evaluate messages again. An unfinished command
-begins again, with the same bounds.
+that only save time are dropped: filters evaluate messages again. An unfinished command starts
+again, with the same bounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RANGES_MAX = 2 * ENTERED_MAX  # ranges of each kind that are read
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # the state of a message in transit to another broker
-# Facts of a header that have another meaning here under the same name.
+# Facts of a header whose name has another meaning in this core.
 _OTHERWISE: dict[Any, tuple[str, ...]] = {
     live.BrokerHeader: ("spool", "queues"),
     facts.QueueHeader: ("barriers", "generation", "next_filter"),
@@ -45,8 +45,8 @@ def carry_over(
     limits: state.Limits,
     bits: int = PAGE_BITS,
 ) -> state.DictStore:
-    """Convert pages of format 7 to this core's. keys: of all pages; limits: with which this
-    core goes on; bits: how many rows a page has. Raises Refused for a broker that knows others."""
+    """Convert pages of format 7 to this core's. keys: of all pages; limits: for this core; bits: a
+    page has 2 to that power rows. Raises Refused for a broker that has peers."""
     old = EarlierPages(store, keys, bits)
     _require_alone(home.name, old.facts)
     found = state.DictStore()
@@ -77,7 +77,7 @@ def _require_alone(name: str, known: dict[str, Any]) -> None:
         )
     if known.get("trails"):
         raise Refused(
-            f"broker {name!r} has messages on the way to queues that moved: start the version that "
+            f"broker {name!r} has messages in transit to queues that moved: start the version that "
             "wrote the home, wait until these queues have them, and stop it. Then start this "
             "version"
         )
@@ -87,7 +87,7 @@ def _require_alone(name: str, known: dict[str, Any]) -> None:
 
 
 def _same(known: dict[str, Any], kind: type[Any]) -> Any:
-    """A header of this core, from the facts with the same names."""
+    """Build a header of this core from the facts with the same names."""
     left_out = _OTHERWISE[kind]
     same = {name: value for name, value in known.items() if name not in left_out}
     return msgspec.convert(same, kind)
@@ -126,7 +126,7 @@ def _held(old: EarlierPages) -> Iterator[live.HeldReceipt]:
 
 
 def _carry_sessions(old: EarlierPages, new: Broker) -> None:
-    """Carry over the sessions; a calendar has the time when each is lost."""
+    """Convert the sessions; a calendar has the time when each is lost."""
     until: dict[str, int] = {}
     for page in old.under("k/"):
         until |= old.read(f"k/{page}")
@@ -145,8 +145,8 @@ def _carry_producers(old: EarlierPages, new: Broker) -> None:
     for name in old.under("P/"):
         vpn, _, producer = name.partition("/")
         known = old.read(f"P/{name}")
-        # Up to four values: open sequences, the records that the tables must have, destinations
-        # with a moving queue, starts. Empty values at the end were not written.
+        # Up to four more values: open sequences, the records that the tables must have,
+        # destinations with a moving queue, starts. Empty values at the end were omitted.
         needs = known[6] if known[6:] else {}
         starts = known[8] if known[8:] else []
         found = new.producers[vpn, producer] = ProducerHistory(
@@ -217,15 +217,15 @@ def _row(place: int, entry: KnownEntry, message: StoredMessage, extras: Any) -> 
 
 
 def _time(at: int) -> int:
-    """A time in this core's form: "never" is another number here."""
+    """Convert a time: this core has another number for "never"."""
     return min(at, NEVER)
 
 
 def _store(
     old: EarlierPages, new: Broker, rows: list[Row], vpn: int, shared: dict[int, Row]
 ) -> None:
-    """The contents of rows go into the spool, each once. shared: the first row of each message that
-    other queues hold too."""
+    """Store the contents of rows in the spool, each once. shared: the first row of each message
+    that other queues also have."""
     spool = new.spool
     for row in rows:
         first = shared.get(row.stored)
@@ -259,7 +259,7 @@ def _queue_header(old: EarlierPages, known: dict[str, Any]) -> facts.QueueHeader
 def _task(
     vpn: str, command: bytes, cursor: int, done: dict[str, Any], result: Any, why: str
 ) -> facts.Task:
-    """A command that begins again, for the messages that it concerned before."""
+    """Build a command that starts again, for the same messages as before."""
     done = dict(done)
     by = done.pop("by", None)
     if by is not None:
@@ -271,8 +271,8 @@ def _task(
 
 
 class _Taken:
-    """The ids that have been in each queue (L9). The spool has the ids of stored messages. All
-    other ids count as having been there."""
+    """The ids of messages that each queue has ever had (L9). The spool has the ids of stored
+    messages. All other ids count as known to each queue."""
 
     def __init__(self, old: EarlierPages) -> None:
         self._first = make_id(old.number, 1)
@@ -302,7 +302,7 @@ class _Taken:
         """The ranges of a queue, ascending."""
         taken: deque[list[int]] = deque(maxlen=ENTERED_MAX - 1)
         parts = [self._gone, self._by_queue.get(queue, deque())]
-        # Below this, one of the two is incomplete.
+        # Below this id, one of the two lists is incomplete.
         full = [part[0][0] for part in parts if len(part) == RANGES_MAX]
         known_from = max(full, default=self._first)
         for first, last in sorted([*parts[0], *parts[1]]):

@@ -1,7 +1,7 @@
 """Converts the bridges of a broker of state format 7.
 
 Waiting messages keep their positions. Messages in transit keep their record and its number, so the
-far end's receipts for them are understood. No accepted message is sent twice, and none is lost.
+far end's receipts still match them. No accepted message is sent twice, and none is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TO = "bridge"  # in a row's extras: a message's destination and delivery time
 
 
 class CarriedBridges:
-    """The bridges of a broker that changes over."""
+    """The bridges of a broker that is converted."""
 
     def __init__(self, old: EarlierPages, new: Broker) -> None:
         self._old = old
@@ -40,7 +40,7 @@ class CarriedBridges:
             self._facts.arrivals.setdefault(vpn, {})[name] = found
 
     def begin(self, header: facts.QueueHeader) -> Link | None:
-        """The link of a queue that is carried over; None: it is no endpoint."""
+        """The link of a converted queue; None if it is not an endpoint."""
         number = header.number
         if number not in self._links:
             return None
@@ -60,12 +60,12 @@ class CarriedBridges:
         return link
 
     def rows(self, link: Link, header: facts.QueueHeader, rows: list[Row]) -> None:
-        """Rows of its endpoint."""
+        """Convert rows of its endpoint."""
         for row in rows:
             assert row.extras is not None
             to, due = row.extras.pop(_TO)
             row.extras = {**row.extras, TRANSIT: {"to": to, "due": due}}
-            row.deliveries = row.number = 0  # a bridge's sending is no attempt
+            row.deliveries = row.number = 0  # sending over a bridge does not count as an attempt
             link.waiting[row.lane] = link.waiting.get(row.lane, 0) + 1
             if row.state == LEASED:
                 row.state, row.holder, row.expires = MOVING, NUMBER, row.ttl_ends

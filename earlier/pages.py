@@ -25,7 +25,7 @@ QUEUE_PAGES_CACHED = 64
 BLOCKS_CACHED = 16  # about 1 MB each
 BUCKETS = 64  # buckets of names, in paged maps
 EVENTS_PER_PAGE = 50
-EVENTS = 1_000  # that are remembered
+EVENTS = 1_000  # the newest events that the engine keeps
 NO_KEY = 0xFFFFFFFF
 GONE = 0  # the state of a row without a message
 
@@ -37,8 +37,8 @@ _decode = msgspec.msgpack.decode
 
 class StoredMessage(NamedTuple):
     """A message's facts besides its queues', column by column. queue, seq: its first match, queue
-    0: it is gone; past: the queue that had it before; origin: its id at other brokers, 0: that of
-    its row."""
+    0: the message is gone; past: the queue that had it before; origin: its id at other brokers, 0:
+    that of its row."""
 
     queue: int
     seq: int
@@ -87,7 +87,7 @@ Rows = tuple[list[Any], dict[int, Any]]
 
 
 class EarlierPages:
-    """The pages of a broker. keys: of all of them; bits: a page has 2 to that power rows."""
+    """The pages of a broker. keys: of all pages; bits: a page has 2 to that power rows."""
 
     def __init__(self, store: Store, keys: Iterable[str], bits: int = PAGE_BITS) -> None:
         self._store = store
@@ -116,7 +116,7 @@ class EarlierPages:
         return [key[len(prefix) :] for key in self.keys if key.startswith(prefix)]
 
     def events(self) -> list[list[Any]]:
-        """Notable events remembered events, the oldest first."""
+        """The notable events, the oldest first."""
         end = self.facts.get("events", 0)
         numbers = range(max(end - EVENTS, 0) // EVENTS_PER_PAGE, end // EVENTS_PER_PAGE + 1)
         found = [event for number in numbers for event in self.read(f"e/{number}") or []]
@@ -125,7 +125,7 @@ class EarlierPages:
     # ------------------------------------------------------------ rows
 
     def entries(self, queue: int) -> Iterator[tuple[int, KnownEntry, Any]]:
-        """The messages of a queue in order of entry: place, row, extras."""
+        """The messages of a queue in order of entry: position, row, extras."""
         for number in sorted(self._of_queue.get(queue, ())):
             page = self._store.get(f"p/{queue}/{number}")
             assert page is not None, f"page {number} of queue {queue} was there"
@@ -135,7 +135,7 @@ class EarlierPages:
                     yield (number << self.bits) + row, entry, extras.get(row)
 
     def id_at(self, queue: int, place: int) -> int:
-        """The message that is or was at a place of a queue; 0: its page is gone."""
+        """The message that is or was at a position of a queue; 0 if its page is gone."""
         ids, row = self._ids(queue, place >> self.bits), place & (1 << self.bits) - 1
         return ids[row] if row < len(ids) else 0
 
@@ -150,7 +150,7 @@ class EarlierPages:
                 yield make_id(self.number, number << self.bits), found
 
     def message(self, stored: int) -> tuple[StoredMessage, bool]:
-        """A message by its row's id; and whether it has, or had, more matches than one."""
+        """A message by its row's id; and whether it has, or had, more than one match."""
         counter = stored & COUNTER_MASK
         found = self._message_page(counter >> self.bits)
         row = counter & (1 << self.bits) - 1
@@ -181,7 +181,8 @@ class EarlierPages:
     # ------------------------------------------------------------ early acks
 
     def early_acks(self, queue: int, facts: dict[str, Any]) -> Iterator[tuple[int, int, int]]:
-        """Ids that were acknowledged before they came (L9): first, last, until when."""
+        """Ids that were acknowledged before they arrived (L9): first, last, end of the deferred
+        ack."""
         yield from (tuple(one) for one in facts.get("deferred", ()))
         top = facts.get("early") or [[]]
         for *_, page, level in top[0]:

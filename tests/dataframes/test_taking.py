@@ -144,7 +144,7 @@ def test_ids_of_another_home_are_not_acknowledged(bench: Bench, taken: Any) -> N
 
 
 def test_another_queues_checkpoint_is_refused() -> None:
-    with pytest.raises(ConfigError, match="checkpoint of this query is that of the queue 'orders'"):
+    with pytest.raises(ConfigError, match="checkpoint of this query belongs to the queue 'orders'"):
         TakenBatch.of(START.as_offset(), "bills")
 
 

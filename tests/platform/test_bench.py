@@ -48,7 +48,7 @@ def test_recovered_is_what_was_sent_after_the_kill() -> None:
     flow.taken, later = [], list(flow.taken)
     threading.Timer(0.05, lambda: flow.taken.extend(later)).start()
     assert flow.first_after(10.0, 5) == pytest.approx(2500.0)
-    with pytest.raises(LakequeueError, match="No message came within 0 s"):
+    with pytest.raises(LakequeueError, match="No message arrived within 0 s"):
         Traffic("memory://none", ["q"], 1).first_after(10.0, 0.05)
 
 

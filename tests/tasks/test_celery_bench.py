@@ -35,6 +35,6 @@ def test_a_broker_that_is_not_installed_is_named(
     monkeypatch.setenv("PATH", "/nowhere")
     assert bench.run(1, print) == []
     assert capsys.readouterr().out.splitlines() == [
-        "Redis is left out: there is no redis-server here.",
-        "RabbitMQ is left out: there is no rabbitmq-server here.",
+        "Redis is skipped: redis-server is not installed.",
+        "RabbitMQ is skipped: rabbitmq-server is not installed.",
     ]
