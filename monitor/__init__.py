@@ -1,1 +1,2 @@
-"""Watches an engine: why messages wait, the page `lakequeue monitor`, `lakequeue top`."""
+"""Watches an engine: the reasons why messages wait, the page `lakequeue monitor`, `lakequeue
+top`."""

@@ -1,9 +1,9 @@
 """Access to the page: sign-in by token, and forms that only the page itself can send.
 
 Without a token the page is read-only and local: requests must name a loopback host, so that no
-other site reaches it through a name of its own. With a token everything needs a sign-in, wherever
-it listens. A form carries a secret of its session, so another site's form does nothing; nor are
-cookies sent with another site's requests.
+other site can reach it under its own host name. With a token everything needs a sign-in, on any
+host. A form carries a secret of its session, so another site's form has no effect; nor do browsers
+send the cookies with another site's requests.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class SignIn:
 
 @dataclass
 class Auth:
-    """token: None for a page without sign-in. host: where it listens."""
+    """token: None for a page without sign-in. host: the address that it listens on."""
 
     token: str | None = None
     admin: bool = False
@@ -53,23 +53,23 @@ class Auth:
     _failures: deque[float] = field(default_factory=lambda: deque(maxlen=FAILURES_MAX))
 
     def __post_init__(self) -> None:
-        """Raises ValueError for settings that would leave the page open."""
+        """Raises ValueError for settings that would give anyone access to the page."""
         if self.token is not None and len(self.token) < TOKEN_MIN:
             raise ValueError(f"the token has {len(self.token)} characters: at least {TOKEN_MIN}")
         if self.token is None and self.admin:
             raise ValueError("--admin needs a token: --token-file FILE")
         if self.token is None and self.host not in LOOPBACK:
             raise ValueError(
-                f"--host {self.host}: others can reach that, so a token is needed: "
+                f"--host {self.host}: other machines can reach it, so a token is needed: "
                 "--token-file FILE; or listen on 127.0.0.1"
             )
 
     def host_allowed(self, header: str) -> bool:
-        """True if requests to this host name are accepted."""
+        """Whether requests to this host name are accepted."""
         return self.token is not None or _name(header) in LOOPBACK
 
     def sign_in(self, given: str) -> str | None:
-        """A new session's cookie, for the right token."""
+        """Check a token; returns a new session's cookie if it is right."""
         if self.too_many_failures or self.token is None:
             return None
         if not hmac.compare_digest(given.encode(), self.token.encode()):
@@ -85,12 +85,12 @@ class Auth:
 
     @property
     def too_many_failures(self) -> bool:
-        """True if wrong tokens came so often that sign-in is closed for a while."""
+        """Whether sign-in is closed for a while, after many wrong tokens."""
         failures = self._failures
         return len(failures) == FAILURES_MAX and self.clock() - failures[0] < FAILURES_S
 
     def session(self, cookie: str | None) -> SignIn | None:
-        """The session of a cookie, while it lasts."""
+        """The session of a cookie, if it has not expired."""
         found = self._sessions.get(cookie or "")
         return found if found is not None and found.until > self.clock() else None
 
@@ -100,7 +100,7 @@ class Auth:
     def form_allowed(
         self, session: SignIn | None, word: str, origin: str | None, host: str
     ) -> bool:
-        """True if a form may change something: sent by this page, with its session's secret."""
+        """Whether a form may change something: sent by this page, with its session's secret."""
         if not self.admin or session is None:
             return False
         if origin is not None and origin.partition("://")[2] != host:

@@ -1,8 +1,9 @@
-"""The state of all brokers of an engine, asked at the same time, and which do not answer.
+"""The state of all brokers of an engine, requested at the same time, and the brokers that do not
+answer.
 
-A queue is shown wherever it is, so every broker is asked, and the figures of a queue's hosts are
+Every broker is asked, so a queue is shown wherever it is, and the figures of a queue's hosts are
 added up (Q5). A broker that is down or slow must not hide the others: its last answer is shown,
-with a note. Brokers added meanwhile are asked at the next look.
+with a note. Brokers that are added meanwhile are included the next time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ RUNNING = ("running", "")  # also ask brokers of unknown state
 @dataclass(slots=True)
 class BrokerLook:
     """One broker's answer. queues: as `describe` returns them. state: as `Admin.brokers` returns
-    it. silent: why it did not answer; the rest is then its last answer."""
+    it. silent: the reason why it did not answer; the rest is then its last answer."""
 
     name: str
     state: dict[str, Any]
@@ -39,7 +40,7 @@ def ask_all(
     """Queues, usage and newest events of each broker, by name, in the order of their numbers.
     Raises LakequeueError if none answers."""
     known = connection.brokers()
-    if len(known) < 2:  # a single broker: it answers, or nothing does
+    if len(known) < 2:  # a single broker: if it does not answer, there is nothing to show
         one = _ask(connection, connection.number, events)
         one.name = one.usage["broker"]["name"]
         one.state = known[0] if known else {"name": one.name, "state": ""}
@@ -64,8 +65,8 @@ def silence(looks: Mapping[str, BrokerLook]) -> str:
 def ask_hosts(
     connection: Any, ask: Callable[[Any], Any], hosts: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """These brokers' answers to a question, by name. `ask` gets a broker's number. Brokers that
-    refuse or do not answer are left out."""
+    """These brokers' answers to a request, by name. `ask` gets a broker's number. Omits brokers
+    that refuse or do not answer."""
 
     def one(host: Mapping[str, Any]) -> tuple[str, Any]:
         try:
@@ -101,7 +102,7 @@ def _ask(connection: Any, number: int, events: int, **timeout: float) -> BrokerL
 
 
 def _at_once(connection: Any, asked: Sequence[Callable[[], Any]]) -> list[Any]:
-    """Ask at the same time; on memory://, where nothing waits, one after the other."""
+    """Make requests at the same time; on memory://, where no request waits, one after the other."""
     if len(asked) < 2 or not connection.runner.waits:
         return [one() for one in asked]
     with ThreadPoolExecutor(len(asked), "lakequeue-look") as pool:

@@ -14,11 +14,11 @@ from .formatting import short
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 600, 140, 52, 10, 22
 
 
-Values = Sequence[float | None]  # None: unknown; the line continues after it
+Values = Sequence[float | None]  # None: unknown; the line skips it
 
 
 def chart(title: str, lines: Mapping[str, Values], times: Sequence[float]) -> Markup:
-    """Lines over the same times, in seconds; with a text for screen readers."""
+    """Draw lines over the same times, in seconds; with a text for screen readers."""
     known = [value for values in lines.values() for value in values if value is not None]
     top = nice(max(known, default=0.0))
     last = {

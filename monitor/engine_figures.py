@@ -16,15 +16,16 @@ from ..sinks.metric_table import BATCH, QUERY, of
 
 READ_S = 3.0
 POINTS = 150
-QUEUES_KEPT = 20  # queues whose waiting times are kept: those looked at last
+QUEUES_KEPT = 20  # queues whose waiting times are kept: those requested last
 QUANTILES = (0.5, 0.99)
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
-Buckets = list[tuple[float, float]]  # upper bound, how many up to it
+Buckets = list[tuple[float, float]]  # upper bound, cumulative count
 
 
 class EngineFigures:
-    """The engine's metrics. read: returns them as Prometheus text; None if they are not known."""
+    """The engine's metrics. read: returns them as Prometheus text; None if they are not
+    available."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class EngineFigures:
         return cls(read)
 
     def _samples(self) -> Samples | None:
-        """The samples; None if they are unknown or the engine does not answer."""
+        """The samples; None if they are not available or the engine does not answer."""
         if self._read is None:
             return None
         found: Samples = defaultdict(list)
@@ -60,8 +61,8 @@ class EngineFigures:
         return found
 
     def engine(self) -> dict[str, Any]:
-        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether there
-        are any."""
+        """`brokers` and `queries`, each a name with its figures by metric; `known`: whether the
+        metrics are available."""
         found = self._samples()
         samples = found or {}
         brokers = _by(samples, "broker", [m.shown for m in of(BATCH)])
@@ -69,9 +70,9 @@ class EngineFigures:
         return {"brokers": brokers, "queries": queries, "known": found is not None}
 
     def times(self, vpn: str, queue: str) -> dict[str, Any]:
-        """Median and 99th percentile of waiting and processing, in seconds, over everything known;
-        and `past`: recent waiting, each a time and both figures, for messages delivered since the
-        point before."""
+        """Median and 99th percentile of waiting and processing, in seconds, over all samples; and
+        `past`: recent waiting, each a time and both figures, for messages delivered since the
+        previous point."""
         samples = self._samples() or {}
         found = {
             name: _buckets(samples, f"lakequeue_queue_{name}_seconds_bucket", (vpn, queue))
@@ -101,7 +102,7 @@ class EngineFigures:
 
 
 def _buckets(samples: Samples, metric: str, queue: tuple[str, str]) -> Buckets:
-    """A queue's buckets; added up over the brokers that host it."""
+    """A queue's buckets, added up over the brokers that host it."""
     total: dict[float, float] = defaultdict(float)
     for labels, count in samples.get(metric, ()):
         if (labels["vpn"], labels["queue"]) == queue:

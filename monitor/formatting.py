@@ -1,4 +1,4 @@
-"""Numbers, times and payloads for people, on the page and in the terminal."""
+"""Formats numbers, times and payloads for people, on the page and in the terminal."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def counted(count: int, what: str) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A rate per second; empty if nothing moves."""
+    """A rate per second; 0 if there is none."""
     return f"{short(value)}/s" if value else "0"
 
 
@@ -75,12 +75,12 @@ def clock(value: datetime | None, to: str = "seconds") -> str:
 
 
 def one_line(text: str) -> str:
-    """Text from elsewhere without line breaks and control characters."""
+    """Foreign text without line breaks and control characters."""
     return "".join(c if c.isprintable() else " " for c in text)
 
 
 def cut(text: str, most: int) -> str:
-    """Text of at most so many characters; an ellipsis says that more follows."""
+    """Text of at most this many characters; an ellipsis if more follows."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -95,14 +95,14 @@ class _Headers(msgspec.Struct):
 
 
 class _Task(msgspec.Struct):
-    """What Celery's messages have, and Dramatiq's."""
+    """The fields in which Celery's and Dramatiq's messages name their task."""
 
     headers: _Headers | None = None
     actor_name: str = ""
 
 
 def task(payload: bytes) -> str:
-    """The task's name, in a message of Celery or Dramatiq; empty for others."""
+    """The task's name in a message of Celery or Dramatiq; empty for others."""
     try:
         found = msgspec.json.decode(payload, type=_Task)
     except CANNOT_DECODE:
@@ -111,7 +111,7 @@ def task(payload: bytes) -> str:
 
 
 def death(message: Any) -> dict[str, Any]:
-    """Why a dead message died; empty for others."""
+    """The data of a dead message's death; empty for others."""
     found = {
         name.removeprefix(DEAD): text
         for name, text in message.headers.items()
@@ -142,7 +142,7 @@ def dead_queues(seen: Any) -> set[str]:
     return {queue["definition"]["dead_message_queue"] for queue in seen.queues}
 
 
-# What queues are sorted by, on the page and in the terminal.
+# The sort keys of queues, on the page and in the terminal.
 ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "name": lambda q: q["name"], "depth": lambda q: -q["depth"], "ready": lambda q: -q["ready"],
     "leased": lambda q: -q["leased"], "delayed": lambda q: -q["delayed"],
@@ -152,12 +152,12 @@ ORDERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 def used(seen: Any, what: str) -> int:
-    """How much of a limit all brokers use."""
+    """The used part of a limit, over all brokers."""
     return sum(look.usage["broker"][what] for look in seen.brokers.values() if look.usage)
 
 
 def limit(seen: Any, what: str, shown: str) -> str:
-    """A limit in words; it applies per broker."""
+    """A limit as text; it applies per broker."""
     filters: dict[str, Callable[[float], str]] = {"size": size, "number": number}
     limits = {look.usage["broker"][what] for look in seen.brokers.values() if look.usage}
     if not limits:
@@ -172,7 +172,7 @@ def state(look: Any) -> str:
 
 
 def waits(queue: Mapping[str, Any]) -> str:
-    """Why ready messages wait, in a word or two; the queue's page has more."""
+    """The reason why ready messages wait, in a word or two; the queue's page has more."""
     if queue["blocked"] or not queue["ready"] or queue.get("out_s"):
         return queue["blocked"] or ""
     room = [c for c in queue["consumers"] if not c["blocked"]]
@@ -180,7 +180,7 @@ def waits(queue: Mapping[str, Any]) -> str:
 
 
 def bridge_waits(bridge: Mapping[str, Any]) -> list[str]:
-    """Why a bridge waits: a line for each endpoint that blocks it (H2)."""
+    """The reasons why a bridge waits: a line for each endpoint that blocks it (H2)."""
     lines = [bridge["why"]] if bridge["why"] else []
     for held in bridge["blocked"]:
         who = held["endpoint"] or ", ".join(held["destinations"])

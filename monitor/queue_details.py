@@ -1,6 +1,6 @@
 """One queue in depth: `describe`, why it does not move, and its first messages.
 
-Looking must not burden the engine, so only the first messages are read, and fewer if they are
+Inspection must not burden the engine, so only the first messages are read, and fewer if they are
 large. If several brokers host a queue (Q5), each reports its first messages and why they wait; a
 reason that several share is shown once.
 """
@@ -23,12 +23,12 @@ LOOKED_AT_BYTES = 1_000_000
 ANSWER_S = 2.0
 NO_CONSUMER, ALL_FULL = "no consumer", "every consumer's backlog is full"
 
-Hosts = Mapping[str, dict[str, Any]]  # what each says of the queue, by name
+Hosts = Mapping[str, dict[str, Any]]  # each host's description of the queue, by broker
 
 
 def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedMessage]]:
     """`describe` with `why`, a list of `code`, `text`, `stuck` and `side`; and the first messages.
-    Brokers that do not run are left out."""
+    Omits brokers that do not run."""
     known = connection.brokers()
     if len(known) > 1:
         ask = partial(connection.request, commands.Describe(queue=name), ANSWER_S)
@@ -38,20 +38,20 @@ def described(connection: Any, name: str) -> tuple[dict[str, Any], list[BrowsedM
             queue, first = _of_hosts(connection, name, hosts, numbers)
             return _with_lanes(connection, queue, known), first
         away = [one for one in known if one["state"] not in RUNNING]
-        if away:  # brokers that are away may have it
+        if away:  # brokers that do not run may have it
             states = ", ".join(f"broker {one['name']} is {one['state']}" for one in away)
             raise LakequeueError(f"no running broker has a queue {name!r}; {states}")
     return explained(connection.admin(), name, connection.now())
 
 
 def explained(admin: Any, name: str, now: datetime) -> tuple[dict[str, Any], list[BrowsedMessage]]:
-    """Like `described`, for a queue that one broker hosts or that is looked at as a whole."""
+    """Like `described`, for a queue that one broker hosts or that is inspected as a whole."""
     queue = admin.describe(name)
     messages: list[BrowsedMessage] = []
     if queue["depth"]:
         try:
             messages = admin.browse(name, limit=_worth(queue))
-        except LakequeueError:  # it may be gone by now: return what is known
+        except LakequeueError:  # the queue may have been deleted: return its description only
             messages = []
     return _with(queue, reasons(queue, messages, now)), messages
 
@@ -77,7 +77,7 @@ def _of_hosts(
 def _with_lanes(
     connection: Any, queue: dict[str, Any], known: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Add what waits at other brokers until the queue takes it (H2)."""
+    """Add the messages that wait at other brokers until the queue accepts them (H2)."""
     ask = partial(connection.request, commands.Usage(), ANSWER_S)
     answers = ask_hosts(connection, lambda number: ask(broker=number), known)
     lanes = [lane for lane in lanes_of(answers.values()) if lane["queue"] == queue["name"]]
@@ -88,8 +88,8 @@ def _with_lanes(
 def reasons_of_hosts(
     hosts: Hosts, first: Mapping[str, list[BrowsedMessage]], now: datetime
 ) -> list[Waiting]:
-    """Why messages wait at each host, most important first. With several hosts, each reason begins
-    with the host's name."""
+    """The reasons why messages wait at each host, most important first. With several hosts, each
+    reason begins with the host's name."""
     brokers_of: dict[Waiting, list[str]] = {}
     for name, part in hosts.items():
         for reason in reasons(_with_all_consumers(part, hosts), first.get(name, []), now):
@@ -103,8 +103,8 @@ def reasons_of_hosts(
 
 
 def _with_all_consumers(part: dict[str, Any], hosts: Hosts) -> dict[str, Any]:
-    """One host's answer, with all hosts' consumers if it has none of its own: messages go wherever
-    there is room, so its messages wait for those (H4)."""
+    """One host's description, with all hosts' consumers if it has none of its own: messages go to
+    any host with room, so its messages wait for those consumers (H4)."""
     if part["blocked"] != NO_CONSUMER:
         return part
     consumers = [consumer for one in hosts.values() for consumer in one["consumers"]]
@@ -119,6 +119,6 @@ def _with(queue: dict[str, Any], why: list[Waiting]) -> dict[str, Any]:
 
 
 def _worth(queue: dict[str, Any]) -> int:
-    """How many messages to look at."""
+    """The number of messages to read."""
     usual = max(1, queue["spool_bytes"] // queue["depth"])
     return max(1, min(LOOKED_AT, LOOKED_AT_BYTES // usual))

@@ -1,9 +1,9 @@
-"""Why a queue does not move, in words (B1–B4, F5, H5, L12, O3, O4, R5, S3).
+"""Explains why a queue does not move (B1–B4, F5, H5, L12, O3, O4, R5, S3).
 
 Pure functions of `describe` and of the queue's first messages as `browse` returns them. `describe`
-names the obstacle that the engine met (`blocked`). The messages tell the rest: whose key is busy,
-what is before a barrier, which filters match, when something is due. In deep queues only the first
-messages are looked at, and the sentence says so.
+names the obstacle that the engine met (`blocked`). The messages have the details: the busy keys,
+the messages before a barrier, the filters that match, the times when messages are due. In deep
+queues only the first messages are examined, and the sentence says so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..expressions import compile_program, is_true
 from ..protocol.descriptions import TOPIC_MISSING
 from .formatting import counted, cut, one_line
 
-LOOKED_AT = 200  # messages that are worth looking at
+LOOKED_AT = 200  # the number of first messages to examine
 NAMES_MAX = 5
 DEAD = "lq-dead-reason"  # a header of every dead message (X5)
 NO_MATCH = "no consumer's filter matches"
@@ -32,7 +32,7 @@ Messages = Sequence[BrowsedMessage]
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """code: for programs. text: a sentence or two. stuck: True if somebody should act. side: `out`,
+    """code: for programs. text: a sentence or two. stuck: True if someone should act. side: `out`,
     why nothing is delivered, or `in`, why nothing enters."""
 
     code: str
@@ -42,7 +42,7 @@ class Waiting:
 
 
 def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
-    """Why messages of a queue wait, most important first; empty if nothing holds them.
+    """The reasons why messages of a queue wait, most important first; empty if there are none.
 
     queue: as `describe` returns it. messages: the first ones, as `browse` returns them.
     """
@@ -51,7 +51,7 @@ def reasons(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
 
 
 def refused_elsewhere(lane: Mapping[str, Any]) -> Waiting:
-    """Messages wait at another broker because the queue does not take them (H2)."""
+    """The reason for messages that wait at another broker because the queue refuses them (H2)."""
     messages = "message waits" if lane["waiting"] == 1 else "messages wait"
     text = (
         f"{lane['waiting']:,} {messages} at broker {lane['at']} for this queue, which has refused "
@@ -69,7 +69,7 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
         return [Waiting("dead", _dead(queue), stuck=False)]
     if name == "barrier" and messages and messages[0].is_barrier:
         text = (
-            f"Barrier {messages[0].id} is next, and no consumer's filter takes it: "
+            f"Barrier {messages[0].id} is next, and no consumer's filter matches it: "
             f"{_filters(queue['consumers'])}."
         )
         return [Waiting("barrier_filter", text)]
@@ -81,7 +81,7 @@ def _why_out(queue: Queue, messages: Messages, now: datetime) -> list[Waiting]:
         return [Waiting("faulted", text)]
     if name == NO_MATCH:
         found = _not_blocked(queue, messages)
-        text = f"No consumer's filter takes the ready messages: {_filters(queue['consumers'])}."
+        text = f"No consumer's filter matches the ready messages: {_filters(queue['consumers'])}."
         return found or [Waiting("filter", text)]
     if blocked:
         return [Waiting("blocked", f"The engine reports: {blocked}.")]
@@ -109,10 +109,10 @@ def _delayed(queue: Queue, messages: Messages, now: datetime) -> str:
     if not due:
         return text + "."
     part = "" if len(messages) >= queue["depth"] else f" of the first {len(messages):,}"
-    return f"{text} until their time has come; the next one{part} is due {_at(min(due), now)}."
+    return f"{text} until they are due; the next one{part} is due {_at(min(due), now)}."
 
 
-# ------------------------------------------------------------ what the engine met
+# ------------------------------------------------------------ obstacles that the engine met
 
 
 def _egress(queue: Queue, messages: Messages, now: datetime) -> str:
@@ -129,8 +129,8 @@ def _no_consumer(queue: Queue, messages: Messages, now: datetime) -> str:
 def _dead(queue: Queue) -> str:
     name = quote(queue["name"])
     return (
-        f"Dead messages: {_waiting(queue)} until somebody looks (lakequeue browse {name}), sends "
-        f"them back (lakequeue redrive {name}), or consumes them."
+        f"Dead messages: {_waiting(queue)} until someone browses (lakequeue browse {name}), "
+        f"redrives (lakequeue redrive {name}) or consumes them."
     )
 
 
@@ -162,7 +162,7 @@ def _barrier(queue: Queue, messages: Messages, now: datetime) -> str:
     at = next((n for n, m in enumerate(messages) if m.is_barrier), None)
     if at is None:
         return (
-            f"A barrier waits until all before it have left the queue; it is not among the first "
+            f"A barrier waits until all messages before it have left; it is not among the first "
             f"{len(messages):,} messages. {_holders(queue)}."
         )
     before = messages[:at]
@@ -192,20 +192,20 @@ def _keys(queue: Queue, messages: Messages, now: datetime) -> str:
             continue
         busy.append(f"key {_value(value)}: message {under_way.id} {_where(under_way, now)}")
     return (
-        f"The key ({expression}) of each ready message is busy, and one message of a key is under "
-        f"way at a time. {_named(busy) or 'The messages in progress are deeper in the queue'}."
+        f"The key ({expression}) of each ready message is busy, and one message of a key is in "
+        f"progress at a time. {_named(busy) or 'Those in progress are deeper in the queue'}."
     )
 
 
 def _inactive(queue: Queue, messages: Messages, now: datetime) -> str:
     depth = queue["definition"]["target_queue_depth"]
     return (
-        f"Only the first {depth:,} messages are active (target_queue_depth), and none of them is "
-        "for a consumer that has room: those must leave before others are looked at."
+        f"Only the first {depth:,} messages are active (target_queue_depth), and no consumer with "
+        "room can get any of them: they must leave before others become active."
     )
 
 
-# By the obstacle's name in `describe`: its code, and the sentence about it.
+# By the obstacle's name in `describe`: its code, and a function that returns the sentence.
 _OBSTACLES = {
     "egress shut down": ("egress", _egress),
     "no consumer": ("no_consumer", _no_consumer),
@@ -218,12 +218,12 @@ _OBSTACLES = {
 }
 
 
-# ------------------------------------------------------------ what only the messages tell
+# ------------------------------------------------------------ obstacles that only messages show
 
 
 def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
-    """A consumer has room: either the engine is about to deliver, or no such consumer's filter
-    takes the ready messages."""
+    """Reasons although a consumer has room: either the engine is about to deliver (no reason), or
+    no such consumer's filter matches the ready messages."""
     room = [c for c in queue["consumers"] if not c["blocked"]]
     filters = sorted({c["filter"] for c in room if c["filter"]})
     if not filters or any(not c["filter"] for c in room):
@@ -238,7 +238,7 @@ def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
     texts = _filters(room)
     full = [c for c in queue["consumers"] if c["blocked"]]
     part = "" if len(first) >= queue["ready"] else f" of the first {len(first):,}"
-    text = f"No consumer that has room takes one{part} of the ready messages by its filter: {texts}"
+    text = f"No filter of a consumer with room matches one{part} of the ready messages: {texts}"
     if full:
         text += f". Without room: {_named(c['name'] for c in full)}"
     return [Waiting("filter", f"{text}.")]
@@ -255,7 +255,7 @@ def _why_nothing_enters(queue: Queue) -> list[Waiting]:
     if TOPIC_MISSING in queue["alerts"]:
         text = (
             f"Kafka has no topic {definition['underlying_topic']!r}, which this queue captures: "
-            "nothing comes from it. Make the topic, or define the queue with another "
+            "it gets no records from there. Create the topic, or define the queue with another "
             "underlying_topic."
         )
         found.append(Waiting("topic_missing", text, side="in"))
@@ -280,11 +280,11 @@ def _holders(queue: Queue) -> str:
 
 
 def _filters(consumers: Iterable[Mapping[str, Any]]) -> str:
-    return _named(f"{c['name']} takes {c['filter']}" for c in consumers)
+    return _named(f"{c['name']} has {c['filter']}" for c in consumers)
 
 
 def _named(parts: Iterable[str]) -> str:
-    """A list for people, with a bounded length."""
+    """A list as text, with a bounded length."""
     found = list(parts)
     more = len(found) - NAMES_MAX
     shown = ", ".join(found[:NAMES_MAX])

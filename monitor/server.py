@@ -15,7 +15,7 @@ AT_ONCE = 100  # requests; more are refused
 
 
 class PageServer:
-    """An application on an address. Raises OSError if that is in use."""
+    """Serves an application at an address. Raises OSError if the address is in use."""
 
     def __init__(self, app: Any, host: str, port: int) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -26,7 +26,7 @@ class PageServer:
         except OSError:
             self._socket.close()
             raise
-        # Errors only: anybody could fill the log with requests that are none.
+        # Errors only: any client could fill the log with invalid requests.
         config = uvicorn.Config(
             app, log_config=None, log_level="error", access_log=False, lifespan="off",
             server_header=False, limit_concurrency=AT_ONCE, timeout_graceful_shutdown=1,
@@ -43,13 +43,13 @@ class PageServer:
 
     @property
     def address(self) -> str:
-        """Its address for a browser."""
+        """The address for a browser."""
         host = self._socket.getsockname()[0]
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}/"
 
     def start(self) -> None:
-        """Start serving; returns once it does."""
+        """Start serving; returns when it does."""
         self._thread.start()
         until = time.monotonic() + START_S
         while not self._server.started and self._thread.is_alive() and time.monotonic() < until:

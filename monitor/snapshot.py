@@ -1,8 +1,8 @@
-"""A VPN at a moment: the newest look at its queues on all brokers, and its recent past.
+"""A VPN at a moment: the newest snapshot of its queues on all brokers, and its recent past.
 
-A look is taken when somebody asks and the last one is too old, so a page that nobody has open costs
-the engine nothing. The slower a look is, the older it may be, up to `OLDEST_S`. Rates are between
-two looks. For charts, the past of at most `QUEUES_KEPT` queues is kept.
+A snapshot is taken on request if the last one is too old, so a page that is not open costs the
+engine nothing. The slower a snapshot is, the older it may become, up to `OLDEST_S`. Rates are
+between two snapshots. For charts, the past of at most `QUEUES_KEPT` queues is kept.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .broker_status import BrokerLook, ask_all, silence
 from .queue_details import described
 
 EVERY_S = 2.0
-SHARE = 20  # looks may take one part in this many of the time
-OLDEST_S = 10.0  # but one slow look does not stop the page for a minute
+SHARE = 20  # snapshots may take one part in this many of the time
+OLDEST_S = 10.0  # but one slow snapshot does not stop the page for a minute
 WAIT_S = 3.0  # for an answer
 REDRIVE_S = 30.0
 BRIDGE_S = 1.0
@@ -33,7 +33,7 @@ BRIDGES = 50
 POINTS = 150
 QUEUES_KEPT = 200
 EVENTS = 50
-UNKNOWN = (None, None)  # rates at the first look
+UNKNOWN = (None, None)  # rates in the first snapshot
 TOTAL = ""  # the past of all queues together
 
 Connect = Callable[[], Any]
@@ -41,7 +41,8 @@ Connect = Callable[[], Any]
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One moment: messages stored, and how many came and went per second; None if not known yet."""
+    """One moment: messages stored, and messages that entered and left per second; None if not known
+    yet."""
 
     at: float
     depth: float
@@ -51,11 +52,11 @@ class Point:
 
 @dataclass(slots=True)
 class VpnSnapshot:
-    """A look.
+    """The state of a VPN's queues at a moment.
 
     queues: as `describe` returns them, each with `in_s`, `out_s` and `again_s` (per second).
-    brokers: by name, in the order of their numbers. problem: why there is no newer look. silent:
-    which brokers' part is older. bridges: as `describe_bridge` returns them.
+    brokers: by name, in the order of their numbers. problem: why there is no newer snapshot.
+    silent: the brokers whose part is older. bridges: as `describe_bridge` returns them.
     """
 
     queues: list[dict[str, Any]] = field(default_factory=list)
@@ -85,8 +86,8 @@ class VpnMonitor:
         self._past: dict[str, deque[Point]] = {}
 
     def look(self) -> VpnSnapshot:
-        """The newest look, taken now if the last is too old. If the engine does not answer: the
-        last look, with the problem."""
+        """The newest snapshot, taken now if the last one is too old. If the engine does not answer,
+        the last one, with the problem."""
         if self._clock() < self._due:
             return self._seen
         try:
@@ -96,8 +97,8 @@ class VpnMonitor:
         return self._seen
 
     def queue(self, name: str) -> tuple[dict[str, Any], list[Any]]:
-        """One queue right now, with why it does not move, and its first messages. Raises
-        LakequeueError."""
+        """One queue right now, with the reasons why it does not move, and its first messages.
+        Raises LakequeueError."""
         return self._ask(lambda c: described(c, name))
 
     def redrive(self, name: str, ids: list[str] | None) -> Any:
@@ -115,8 +116,8 @@ class VpnMonitor:
     # ------------------------------------------------------------ the engine
 
     def _ask(self, what: Callable[[Any], Any], wait_s: float = WAIT_S) -> Any:
-        """Ask the engine, one question at a time, in a thread, so that a reader of the page soon
-        learns that it does not answer. Raises LakequeueError."""
+        """Make one request at a time, in a thread, so that the page soon reports if the engine does
+        not answer. Raises LakequeueError."""
         answer: Future[Any] = Future()
         thread = threading.Thread(
             target=self._answer, args=(what, answer, wait_s), daemon=True, name="lakequeue-monitor"
@@ -149,7 +150,7 @@ class VpnMonitor:
 
     def _take(self, connection: Any) -> None:
         begun = self._clock()
-        if begun < self._due:  # another thread looked meanwhile
+        if begun < self._due:  # another thread took a snapshot meanwhile
             return
         looks = ask_all(connection, self._seen.brokers, EVENTS)
         events = [event for look in looks.values() for event in look.events]
@@ -197,7 +198,8 @@ def _whole(looks: dict[str, BrokerLook]) -> list[dict[str, Any]]:
 def _rates(
     before: tuple[int, int, int] | None, now: tuple[int, int, int], seconds: float
 ) -> tuple[float, float, float]:
-    """Rates per second since the look before; none for a queue that is new or was defined again."""
+    """Rates per second since the previous snapshot; zero for a queue that is new or was defined
+    again."""
     if before is None or seconds <= 0 or any(b > n for b, n in zip(before, now, strict=True)):
         return 0.0, 0.0, 0.0
     into, out, again = ((n - b) / seconds for b, n in zip(before, now, strict=True))
@@ -205,7 +207,7 @@ def _rates(
 
 
 def _bridges(connection: Any) -> list[dict[str, Any]]:
-    """The bridges, without those of a broker that is away."""
+    """The bridges, without those of a broker that does not answer."""
     found: list[dict[str, Any]] = []
     with suppress(LakequeueError):
         for name in connection.request(commands.Bridges(), BRIDGE_S)[:BRIDGES]:
@@ -214,5 +216,5 @@ def _bridges(connection: Any) -> list[dict[str, Any]]:
 
 
 def _redriven(admin: Any, name: str, ids: list[str] | None) -> Any:
-    admin.describe(name)  # what is meant is of the home that answers now
+    admin.describe(name)  # the ids belong to the home that answers now
     return admin.redrive(name, ids=ids)

@@ -1,6 +1,7 @@
-"""The screen and the keys of `lakequeue top`: functions of a look and a view, without a terminal.
+"""The screen and the keys of `lakequeue top`: functions of a snapshot and a view, without a
+terminal.
 
-Like the page: all queues, and one of them with why it does not move.
+Like the page: all queues, or one of them with the reasons why it does not move.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ HELP = "↑ ↓ choose   Enter open   Esc back   s sort   q quit"
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """The view. at: the chosen queue. open: it is shown in depth. over: time to end."""
+    """The view. at: the chosen queue. open: it is shown in depth. over: the user wants to quit."""
 
     at: str = ""
     sort: str = "depth"
@@ -38,7 +39,7 @@ class Screen:
 
 
 def ordered(seen: VpnSnapshot, view: Screen) -> list[dict[str, Any]]:
-    """The queues as they are shown."""
+    """The queues in the order of the view."""
     return sorted(seen.queues, key=lambda q: (ORDERS[view.sort](q), q["name"]))
 
 
@@ -133,8 +134,7 @@ def _totals(past: Sequence[Point], queues: int) -> RenderableType:
 
 
 def _brokers(seen: VpnSnapshot) -> RenderableType:
-    """Each broker in a word or two; those that do not run come first if there is no room for
-    all."""
+    """Each broker in a word or two; those that do not run are first, in case not all fit."""
     shown = sorted(seen.brokers.values(), key=lambda look: not look.silent)
     text = Text("brokers ")
     for look in shown[:BROKERS]:
@@ -175,10 +175,10 @@ def _queue(vpn_monitor: VpnMonitor, name: str, height: int) -> list[RenderableTy
 
 def _consumers(queue: dict[str, Any]) -> RenderableType:
     if not queue["consumers"]:
-        return Text("Nobody is subscribed.", "dim")
+        return Text("No consumer is subscribed.", "dim")
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("consumer", "holds", "may hold", "filter", "state"):
-        table.add_column(column, justify="right" if "hold" in column else "left")
+    for column in ("consumer", "held", "backlog", "filter", "state"):
+        table.add_column(column, justify="right" if column in ("held", "backlog") else "left")
     for c in queue["consumers"]:
         state = Text(c["why"], "red") if c["blocked"] else Text("has room")
         table.add_row(

@@ -1,7 +1,7 @@
 """The page: its routes. Everything is rendered on the server.
 
-A page marks its changing parts (`data-live`). A short script asks for the same address every two
-seconds and replaces those. Without scripts the page shows the moment it was loaded.
+A page marks its changing parts (`data-live`). A short script requests the same address every two
+seconds and replaces those parts. Without scripts the page shows the moment at which it was loaded.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ BODY_MAX = 1_000_000
 
 @dataclass
 class Page:
-    """What the page shows.
+    """The data of the page.
 
     vpn_monitors: by VPN, the default first. life: returns a message's life in lines, raises
-    LakequeueError; None if the tables are elsewhere. figures: of brokers and streaming queries.
+    LakequeueError; None if there are no tables on this machine. figures: of brokers and streaming
+    queries.
     """
 
     vpn_monitors: Mapping[str, VpnMonitor]
@@ -54,7 +55,7 @@ def make_app(page: Page) -> Any:
 
 
 class _Guard:
-    """Wraps every request: who may come in, and the headers of every answer."""
+    """Wraps every request: checks access, and adds the headers of every answer."""
 
     def __init__(self, auth: Auth, app: Any) -> None:
         self._auth, self._app = auth, app
@@ -73,7 +74,7 @@ class _Guard:
 
         answer: Any = self._app
         if not self._auth.host_allowed(request.headers.get("host", "")):
-            answer = Response("This page is for this machine: use http://127.0.0.1", 403)
+            answer = Response("This page is only for this machine: use http://127.0.0.1", 403)
         elif self._auth.token and self._locked(request):
             answer = RedirectResponse("/sign-in", 303)
         await answer(scope, receive, with_headers)
@@ -142,7 +143,7 @@ class _Routes:
     def message(self, request: Request) -> Response:
         number, problem, lines = request.query_params.get("id", "").strip(), "", list[str]()
         if self._page.life is None:
-            problem = "The life of a message is told from the tables: start this with --home."
+            problem = "The life of a message is in the tables: start this page with --home."
         elif number:
             try:
                 lines = self._page.life(number)
@@ -159,7 +160,7 @@ class _Routes:
     def events(self, request: Request) -> Response:
         return self._show(request, "events.html", seen=self._vpn_monitor(request).look())
 
-    # ------------------------------------------------------------ what changes something
+    # ------------------------------------------------------------ changes
 
     async def redrive(self, request: Request) -> Response:
         """Send dead messages back."""
@@ -187,7 +188,7 @@ class _Routes:
         cookie = self._auth.sign_in((await _form(request)).get("token", ""))
         if cookie is None:
             wait = self._auth.too_many_failures
-            problem = "Too many wrong tokens: wait a minute." if wait else "That is another token."
+            problem = "Too many wrong tokens: wait a minute." if wait else "The token is wrong."
             return self._show(request, "sign_in.html", 429 if wait else 403, problem=problem)
         answer = RedirectResponse("/", 303)
         answer.set_cookie(COOKIE, cookie, SESSION_S, httponly=True, samesite="strict")
@@ -201,7 +202,7 @@ class _Routes:
     # ------------------------------------------------------------ aids
 
     def _vpn_monitor(self, request: Request, vpn: str | None = None) -> VpnMonitor:
-        """The requested VPN's monitor; the first if there is none."""
+        """The requested VPN's monitor; the first one if there is none."""
         vpn_monitors = self._page.vpn_monitors
         return vpn_monitors.get(vpn or request.query_params.get("vpn", "")) or next(
             iter(vpn_monitors.values())
@@ -229,7 +230,7 @@ class _Routes:
 
 
 def _reading(handler: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
-    """Ask the engine in a thread, because it may take a while."""
+    """Run a handler in a thread, because the engine's answer may take a while."""
 
     async def endpoint(request: Request) -> Response:
         return await run_in_threadpool(handler, request)

@@ -1,5 +1,5 @@
-// Asks for the page again every two seconds and exchanges its parts that change (data-live), so
-// that scrolling, what is typed and what is open stay. A hidden page asks nothing.
+// Requests the page again every two seconds and replaces only its changing parts (data-live), so
+// that scroll positions, typed text and open sections stay. A hidden page requests nothing.
 "use strict";
 
 const EVERY_MS = 2000;
@@ -36,7 +36,7 @@ async function refresh() {
     state.textContent = "";
   } catch {
     document.body.classList.add("away");
-    state.textContent = "The page's server does not answer: what is shown is old.";
+    state.textContent = "The page's server does not answer: the data shown is old.";
   } finally {
     asking = false;
   }

@@ -124,15 +124,15 @@ CASES = (
          "Barrier {4} waits for 4 messages before it: worker-2 holds 3, 1 is delayed, the last "
          "due in 5 min. Behind it 1 is ready."),
     Case("key_busy", {"partition_key": "/customer"}, key_busy,
-         "The key (/customer) of each ready message is busy, and one message of a key is under "
-         "way at a time. key 'c-7': message {0} is with worker-3."),
+         "The key (/customer) of each ready message is busy, and one message of a key is in "
+         "progress at a time. key 'c-7': message {0} is with worker-3."),
     Case("filter", {}, no_match,
-         "No consumer that has room takes one of the ready messages by its filter: "
-         "rich takes /price > 100."),
+         "No filter of a consumer with room matches one of the ready messages: "
+         "rich has /price > 100."),
     Case("barrier_filter", {"barrier_expression": "/sync = 1"}, barrier_filter,
-         "Barrier {0} is next, and no consumer's filter takes it: rich takes /price > 100."),
+         "Barrier {0} is next, and no consumer's filter matches it: rich has /price > 100."),
     Case("delayed", {}, delayed,
-         "All 2 messages are delayed until their time has come; the next one is due in 10 min.",
+         "All 2 messages are delayed until they are due; the next one is due in 10 min.",
          stuck=False),
     Case("held", {"lease_period": "10m"}, held,
          "All 3 messages are with consumers: worker-4 holds 3. The next lease ends in 10 min.",

@@ -168,7 +168,7 @@ def test_the_page_of_an_engine_without_queues() -> None:
     page = Served("memory://page-empty")
     assert "No queue is defined here." in page.get("/")
     assert "start this with --home" in page.get("/message?id=3")
-    assert "metrics are not known here" in page.get("/engine")
+    assert "metrics are not available here" in page.get("/engine")
     assert "defined" in page.get("/events") or "Nothing has happened yet" in page.get("/events")
     page.close()
     engine.close()
@@ -396,7 +396,7 @@ def test_dead_messages_raise_no_alarm(engine: Any, open_page: Served) -> None:
 def test_a_slow_queue_is_not_reported_as_blocked(engine: Any, open_page: Served) -> None:
     """The judgement covers the time between two snapshots, and the page takes snapshots by itself:
     so it is repeated."""
-    moves = '<p class="note warn" data-code="backlog"><b>It moves, and more waits.</b>'
+    moves = '<p class="note warn" data-code="backlog"><b>It moves, but messages wait.</b>'
     send(engine, "orders", *({"n": n} for n in range(50)))
     with engine.consumer("orders", max_backlog=1, ack_mode="individual") as consumer:
         message = consumer.receive(0)

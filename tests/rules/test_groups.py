@@ -109,7 +109,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"initial_owner": "w1", "group": ["north"]},
      "group: 'north' – .*: e1, w1, e2, w2; or a group of them: east, west"),
     ({"initial_owner": "w1", "group": ["east", "west"]},
-     "group: .* – has brokers of the groups 'east', 'west': a GroupLocalQueue is its name and "
+     "group: .* – has brokers of the groups 'east', 'west': a GroupLocalQueue belongs to "
      "one group; with a group_local_queue_domain it spans several"),
 ]  # fmt: skip
 
