@@ -1,6 +1,6 @@
 """A shop's background work, as a Celery application; docs/how-to/celery.md runs it.
 
-Only the address says that the broker is lakequeue; SHOP_BROKER names another one.
+Only the broker's address is lakequeue's; SHOP_BROKER names another one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ app = Celery(
     broker=os.environ.get("SHOP_BROKER", "lakequeue+kafka://localhost:9092"),
 )
 app.conf.update(
-    task_acks_late=True,  # acknowledged when it is done, however long that takes
+    task_acks_late=True,  # a task is acknowledged when it is done, however long that takes
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     task_default_queue="shop",
@@ -30,7 +30,7 @@ app.conf.update(
 
 @app.task(bind=True, max_retries=5)
 def charge(self: Any, order: int) -> str:
-    """Charge a card. The bank fails at the first attempt; the broker times the second."""
+    """Charge a card. The bank fails at the first attempt; the broker delays the second."""
     if self.request.retries == 0:
         raise self.retry(countdown=1)
     return f"order {order} is paid"
@@ -44,13 +44,13 @@ def send_reminder(order: int) -> str:
 
 @app.task
 def make_report(seconds: float) -> str:
-    """Something long."""
+    """A long task."""
     time.sleep(seconds)
-    return "the report is made"
+    return "the report is ready"
 
 
 def main() -> None:
-    """Send one of each: the urgent one goes past the others."""
+    """Send one of each task; the urgent one overtakes the others."""
     make_report.apply_async((5,), priority=1)
     charge.apply_async((1,), priority=9)
     send_reminder.apply_async((1,), countdown=10)

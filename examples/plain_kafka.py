@@ -1,11 +1,11 @@
-"""A queue used with nothing but a Kafka client.
+"""A queue used with only a Kafka client.
 
     python examples/plain_kafka.py 127.0.0.1:9092 orders
 
-Asks the engine about the queue, makes the queue's underlying topic if it does not exist,
-subscribes, publishes messages to that topic without any header, reads the deliveries, acknowledges
-them, and asks again. `lakequeue` is not imported: docs/reference/protocol.md describes all of this.
-Exit status 0 when every message was delivered and acknowledged, 1 with a sentence when not. Needs
+Describes the queue, creates the queue's underlying topic if it does not exist, subscribes,
+publishes messages to that topic without any header, reads the deliveries, acknowledges them, and
+describes the queue again. `lakequeue` is not imported: docs/reference/protocol.md describes all of
+this. Exit status 0 if every message was delivered and acknowledged, else 1 with a sentence. Needs
 `pip install kafka-python`.
 """
 
@@ -26,7 +26,7 @@ HEARTBEAT_S = 4.0  # the engine ends a session after 15 s without one (heartbeat
 
 
 class Failed(Exception):
-    """The example did not work out; the text says why."""
+    """The example failed; the text has the reason."""
 
 
 class Client:
@@ -45,11 +45,11 @@ class Client:
         self.consumer = KafkaConsumer(bootstrap_servers=bootstrap, enable_auto_commit=False)
         place = TopicPartition(self.inbox["topic"], self.inbox["partition"])
         self.consumer.assign([place])
-        # The inbox is shared and keeps old records: begin at its end, before anything is asked.
+        # The inbox is shared and has old records: start at its end, before any request is sent.
         self.consumer.seek(place, self.consumer.end_offsets([place])[place])
 
     def make(self, topic: str) -> None:
-        """Make a topic if it does not exist. The engine sees it within 10 s, and reads all of
+        """Create a topic if it does not exist. The engine finds it within 10 s, and reads all of
         it."""
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
         try:
@@ -70,7 +70,7 @@ class Client:
         )
 
     def ask(self, **fields: object) -> Any:
-        """A command with `reply`, and its answer."""
+        """Send a command with `reply`; returns its answer."""
         request = f"{self.session}-{uuid.uuid4().hex[:8]}"
         self.command(**fields, reply={**self.inbox, "request": request})
         while request not in self.replies:
@@ -81,7 +81,7 @@ class Client:
         return answer["result"]
 
     def poll(self, what: str) -> None:
-        """Take what came into the inbox: replies and deliveries of this session."""
+        """Read new records of the inbox: replies and deliveries of this session."""
         self._left(what)
         if time.monotonic() >= self._heartbeat_at:
             self._heartbeat_at = time.monotonic() + HEARTBEAT_S
@@ -96,7 +96,7 @@ class Client:
                     self.deliveries.append((headers, record.value))
 
     def close(self) -> None:
-        """End the session; what it still holds returns to the queue."""
+        """End the session; its leased messages return to the queue."""
         try:
             self.command(command="bye", session=self.session)
         finally:
@@ -111,7 +111,7 @@ class Client:
 
 
 def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
-    """Acknowledge deliveries until each of our messages has come."""
+    """Acknowledge deliveries until each of our messages has arrived."""
     missing = set(wanted)
     seen: set[bytes] = set()
     while missing:
@@ -140,7 +140,7 @@ def receive(client: Client, queue: str, wanted: set[bytes]) -> None:
 
 
 def run(client: Client, queue: str, count: int) -> None:
-    """The whole story."""
+    """Run the whole example."""
     before = client.ask(command="describe", queue=queue)
     definition = before["definition"]
     topic = definition["default_publish_target"]
@@ -165,12 +165,12 @@ def run(client: Client, queue: str, count: int) -> None:
     gone = after["counters"]["acknowledged"] - before["counters"]["acknowledged"]
     print(f"described   {after['depth']} messages in it, {gone} acknowledged since the start")
     if held != [0] or gone < count:
-        raise Failed(f"{count} messages were acknowledged, the engine holds {held} and says {gone}")
+        raise Failed(f"{count} messages were acknowledged; the engine counts {gone}, {held} leased")
     client.command(command="unsubscribe", queue=queue, subscription=client.session)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Parse the arguments, run, say what went wrong."""
+    """Parse the arguments, run, and print the error if there is one."""
     parser = argparse.ArgumentParser(description="A queue used with a plain Kafka client.")
     parser.add_argument("bootstrap", help="Kafka's address, such as 127.0.0.1:9092")
     parser.add_argument("queue", help="a queue that is defined, such as orders")

@@ -1,4 +1,4 @@
-"""A publisher that knows what became of each message: each line of standard input is one.
+"""A publisher that gets the outcome of each message: each line of standard input is one.
 
     python examples/publisher.py kafka://127.0.0.1:9092 orders < orders.jsonl
 
@@ -19,21 +19,21 @@ WINDOW = 1_000  # messages without a receipt; then send_async waits
 
 
 def publish(connection: lakequeue.Connection, destination: str, lines: Iterable[str]) -> int:
-    """Send every line; returns how many were stored. Raises Timeout if receipts are missing after
-    a minute: those messages may have been stored or not."""
+    """Send every line; returns the number of stored messages. Raises Timeout if receipts are
+    missing after a minute: those messages may or may not have been stored."""
     stored = 0
     waiting: deque = deque()
     with connection.producer(window=WINDOW) as producer:
         for line in lines:
             waiting.append((line, producer.send_async(destination, line)))
-            while waiting and waiting[0][1].done():  # receipts come in the order of sending
+            while waiting and waiting[0][1].done():  # receipts arrive in the order of sending
                 stored += is_stored(*waiting.popleft())
         producer.flush(timeout=60)
         return stored + sum(is_stored(line, future) for line, future in waiting)
 
 
 def is_stored(line: str, future: object) -> bool:
-    """Look at one receipt."""
+    """Check one receipt."""
     try:
         receipt = future.result()  # type: ignore[attr-defined]
     except lakequeue.Rejected as error:

@@ -4,9 +4,9 @@
     python examples/request_reply.py serve kafka://127.0.0.1:9092
     python examples/request_reply.py ask kafka://127.0.0.1:9092 apples
 
-Every client has a queue of its own for replies, named in the header `reply-to`. The header
-`correlation-id` says which request a reply answers. The server acknowledges a request after its
-reply is stored, so no request is lost if the server dies; a client may get a reply twice.
+Every client has its own queue for replies, named in the header `reply-to`. The header
+`correlation-id` links a reply to its request. The server acknowledges a request after its reply is
+stored, so no request is lost if the server dies; a client may get a reply twice.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ def serve(
     answer: Callable[[str], str] = look_up,
     timeout: float | None = None,
 ) -> int:
-    """Answer requests until none comes for ``timeout`` seconds (None: for ever); returns how many
-    were answered."""
+    """Answer requests until none arrives for ``timeout`` seconds (None: for ever); returns the
+    number of answers."""
     answered = 0
     with (
-        connection.producer(ttl="1m") as producer,  # later nobody waits for the reply
+        connection.producer(ttl="1m") as producer,  # after that no client waits for the reply
         connection.consumer(REQUESTS, ack_mode="individual", max_backlog=100) as consumer,
     ):
         while (message := consumer.receive(timeout)) is not None:
             reply_to = message.headers.get("reply-to")
             if reply_to is None:
-                message.reject("nobody waits for a reply: the header reply-to is missing")
+                message.reject("no client waits for a reply: the header reply-to is missing")
                 continue
             headers = {"correlation-id": message.headers.get("correlation-id", "")}
             try:
                 producer.send(reply_to, answer(message.payload.decode()), headers=headers)
-            except lakequeue.Rejected as error:  # the client has gone, with its queue
+            except lakequeue.Rejected as error:  # the client has ended and deleted its queue
                 message.reject(error)
                 continue
             message.ack()
@@ -75,7 +75,8 @@ class Requester:
         return correlation
 
     def receive(self, correlation: str, timeout: float = 10.0) -> str:
-        """The reply to a request; others are late or repeated. Raises TimeoutError."""
+        """The reply to a request; ignores replies that are late or repeated. Raises
+        TimeoutError."""
         until = time.monotonic() + timeout
         while (left := until - time.monotonic()) > 0:
             message = self._consumer.receive(left)
@@ -112,5 +113,5 @@ if __name__ == "__main__":
         main(*sys.argv[1:])
     except (lakequeue.LakequeueError, TimeoutError) as error:
         sys.exit(str(error))
-    except KeyboardInterrupt:  # ends the server; a request that it held comes again
+    except KeyboardInterrupt:  # ends the server; a leased request is delivered again
         sys.exit(130)

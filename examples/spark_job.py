@@ -2,8 +2,8 @@
 
     python examples/spark_job.py kafka://127.0.0.1:9092 orders lake
 
-Needs a running engine (`lakequeue up`). Each run takes what is in the queue;
-docs/how-to/spark-jobs.md explains the options and what is guaranteed.
+Needs a running engine (`lakequeue up`). Each run reads the messages that are in the queue;
+docs/how-to/spark-jobs.md explains the options and the guarantees.
 """
 
 import sys
@@ -22,7 +22,7 @@ rows = spark.readStream.format("lakequeue").options(connection=url, queue=queue)
 query = (
     rows.writeStream.format("delta")
     .option("checkpointLocation", str(folder / "checkpoint"))
-    .trigger(availableNow=True)  # what is there now; without it the query goes on
+    .trigger(availableNow=True)  # reads the messages that are there now; without it, for ever
     .start(str(folder / "orders"))
 )
 query.awaitTermination()

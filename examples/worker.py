@@ -3,11 +3,11 @@
     python examples/worker.py kafka://127.0.0.1:9092 orders
 
 - Handled: the message is acknowledged and leaves the queue.
-- `TryAgain`: the message comes again after 30 s, at most `max_deliveries` times.
+- `TryAgain`: the message is delivered again after 30 s, at most `max_deliveries` times.
 - Any other exception: the message goes to the dead message queue, with the reason.
 
-After a crash a message comes again, so handling it twice must do no harm. Start as many workers as
-you like: each message goes to one of them.
+After a crash a message is delivered again, so handling it twice must do no harm. Start as many
+workers as you like: each message goes to one of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import lakequeue
 
 
 class TryAgain(Exception):
-    """The order cannot be handled now, but later."""
+    """The order cannot be handled now, but may be later."""
 
 
 def handle(order: dict[str, Any]) -> None:
@@ -40,16 +40,16 @@ def work(connection: lakequeue.Connection, queue: str, stop: threading.Event) ->
             try:
                 settle(message)
             except lakequeue.LeaseLost:
-                print(f"message {message.id} took longer than its lease and comes again")
+                print(f"message {message.id} took longer than its lease; it is delivered again")
 
 
 def settle(message: lakequeue.Message) -> None:
-    """Handle one message and tell the queue what became of it."""
+    """Handle one message and settle it by the outcome."""
     try:
         handle(json.loads(message.payload))
     except TryAgain:
         message.cancel(delay="30s")
-    except Exception as error:  # of `handle`, which is the application's
+    except Exception as error:  # `handle` is the application's code and may raise any
         print(f"message {message.id} goes to the dead message queue: {error!r}", file=sys.stderr)
         message.reject(error)
     else:

@@ -115,10 +115,10 @@ class Barriers:
 
 
 def check_barriers(journal: pd.DataFrame, queue: str) -> Barriers:
-    """Check O3: when a barrier is delivered, all messages before it have left, and none behind it
+    """Check O3: when a barrier is delivered, all messages before it have left, and none after it
     was delivered.
 
-    Ids rise in the order of entry. Within a step the journal does not say what came first.
+    Ids rise in the order of entry. Within a step the journal does not show the order.
     """
     mine = journal[(journal["queue"] == queue) & journal["message_id"].notna()]
     mine = mine.assign(message_id=mine["message_id"].astype("uint64"))

@@ -1,9 +1,9 @@
 """The demo `bridge`: head-of-line blocking on a bridge, without lanes and with them.
 
-Publishers at the home `west` send to three topics, and a bridge takes the messages to `east`, where
+Publishers at the home `west` send to three topics, and a bridge moves the messages to `east`, where
 each topic has a queue. The first queue has no consumer, so it fills up. With one lane (H2) its
-messages hold up those for the other queues; with a lane per destination (H3) they do not. Then the
-consumer comes back. The demo runs on ``memory://`` and advances the clock itself, so each run shows
+messages block those for the other queues; with a lane per destination (H3) they do not. Then the
+consumer returns. The demo runs on ``memory://`` and advances the clock itself, so each run shows
 the same.
 """
 
@@ -19,7 +19,7 @@ from ...memory import MemoryConnection, MemoryEngine
 
 TOPICS = {"queue1": "a/b/c", "queue2": "d/e/f", "queue3": "g/h/i"}
 RATE = 4  # messages a second to each topic
-ROOM = 12  # messages that queue1 takes: it is full after 3 s
+ROOM = 12  # messages that queue1 accepts: it is full after 3 s
 CONSUMER_BACK_S = 8
 PUBLISHED_S = 13
 SECONDS = 15
@@ -146,7 +146,7 @@ class _Story:
         )  # fmt: skip
 
     def accounts(self) -> dict[str, bool]:
-        """For each queue, whether it got every message once, in order."""
+        """For each queue, whether it received every message once, in order."""
         return {name: self._got[name] == sent for name, sent in self.sent.items()}
 
     def close(self) -> None:

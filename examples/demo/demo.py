@@ -1,4 +1,4 @@
-"""The command `lakequeue demo`: its options, where a demo keeps its files, and its exit status."""
+"""The command `lakequeue demo`: its options, the folder of a demo's files, and its exit status."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ OF_FLIGHTS = ("count", "everything", "workers", "seed")  # options
 @click.command()
 @click.argument("story", type=click.Choice(STORIES), default=STORIES[0])
 @option("--flights", "count", type=click.IntRange(1, 336_776), default=FLIGHTS, show_default=True,
-        help="How many, the first in the order of scheduled departure.")  # fmt: skip
+        help="Number of flights, the first by scheduled departure.")  # fmt: skip
 @option("--all", "everything", is_flag=True, help="All 336,776 flights.")
 @option("--workers", type=click.IntRange(1, 64), default=4, show_default=True,
         help="Worker processes.")  # fmt: skip
 @option("--home", type=Folder(),
         help="Keep everything in this empty directory.  [default: a temporary one]")  # fmt: skip
-@option("--seed", type=int, default=0, show_default=True, help="Of the workers' failures.")
+@option("--seed", type=int, default=0, show_default=True, help="The seed of workers' failures.")
 @json_option
 @click.pass_context
 @interrupt_on_signals()

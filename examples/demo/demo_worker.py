@@ -1,8 +1,8 @@
-"""The demo's workers: processes that consume queues, fail at times, and count what they did.
+"""The demo's workers: processes that consume queues, fail at times, and count their messages.
 
 Each job (a queue and an ack mode) has a thread and a connection of its own. Its counts are in
-memory that the worker shares with the demo, so those of a killed worker are known too. SIGTERM ends
-a worker properly; the demo also kills one with SIGKILL.
+memory that the worker shares with the demo, so those of a killed worker are known too. SIGTERM
+stops a worker cleanly; the demo also kills one with SIGKILL.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from ...cli.signals import stop_on_signals
 from ...protocol.errors import LakequeueError, LeaseLost
 
 STOP_S_MAX = 60.0
-LOOK_S = 0.5  # how often a worker looks whether the demo still lives
+LOOK_S = 0.5  # how often a worker checks whether the demo still runs
 JOIN_S = 20.0
 CANCEL_SHARE = 0.01
 BACKLOG = 500
-# What a job counts. lost: leases that ended first; wrong: messages that its queue should have
-# refused.
+# A job's counters. lost: leases that ended before the message was settled; wrong: messages that
+# its queue should have refused.
 COUNTED = (
     "ready", "received", "redelivered", "acknowledged", "canceled", "barriers", "lost", "wrong",
 )  # fmt: skip
@@ -48,7 +48,7 @@ class Canceled(Exception):
 
 
 def fits(queue: str, payload: bytes) -> bool:
-    """Whether this message belongs into this queue, by its filter in conf/demo.yaml."""
+    """Whether this message belongs in this queue, by its filter in conf/demo.yaml."""
     flight = json.loads(payload)
     if queue == "delayed":
         return (flight.get("dep_delay") or 0) > 60
@@ -68,7 +68,7 @@ class Job:
         self._lock = threading.Lock()
 
     def run(self, url: str, name: str, stop: threading.Event) -> None:
-        """Consume until told to stop. A failure stops the other jobs too."""
+        """Consume until stopped. A failure stops the other jobs too."""
         try:
             with (
                 lakequeue.connect(url, client_name=name) as connection,
@@ -90,7 +90,7 @@ class Job:
             stop.set()
 
     def _look(self, message: Any) -> bool:
-        """Count a message; returns True if this worker is to fail with it."""
+        """Count a message; returns True if this worker should fail on it."""
         counts = self.counts
         counts.received += 1
         counts.redelivered += bool(message.redelivered)
@@ -128,8 +128,8 @@ class Job:
 
 
 def work(name: str, names: list[str], counts: Any, url: str, seed: int, log: Path) -> None:
-    """The worker's process: do these jobs until SIGTERM, or until the demo has died."""
-    os.setsid()  # Ctrl-C is for the demo, which ends its workers in order
+    """The worker's process: run these jobs until SIGTERM, or until the demo has died."""
+    os.setsid()  # Ctrl-C must only reach the demo, which stops its workers cleanly
     with log.open("w") as file:
         os.dup2(file.fileno(), 2)
     demo = multiprocessing.parent_process()
@@ -151,8 +151,8 @@ def work(name: str, names: list[str], counts: Any, url: str, seed: int, log: Pat
 
 
 class WorkerProcess:
-    """A worker, as the demo sees it. jobs: each ``queue:ack_mode``. fate: what became of it. rate:
-    messages a second."""
+    """A worker, for the demo. jobs: each ``queue:ack_mode``. fate: its state. rate: messages a
+    second."""
 
     def __init__(self, name: str, jobs: list[str], url: str, seed: int, log: Path) -> None:
         self.name, self.jobs, self._log = name, jobs, log
@@ -170,11 +170,11 @@ class WorkerProcess:
         return self.count("ready") == len(self.jobs)
 
     def count(self, name: str) -> int:
-        """One of `COUNTED`, over all its jobs."""
+        """One of `COUNTED`, over all jobs."""
         return sum(getattr(one, name) for one in self._counts)
 
     def counts(self) -> dict[str, int]:
-        """All that it counted."""
+        """All counters."""
         return {name: self.count(name) for name in COUNTED if name != "ready"}
 
     def measure(self) -> None:
@@ -185,22 +185,22 @@ class WorkerProcess:
         self._measured = now, received
 
     def check(self) -> None:
-        """Raise LakequeueError if it ended by itself."""
+        """Raise LakequeueError if it ended unexpectedly."""
         if self.fate == "works" and self._process.exitcode is not None:
             said = self._log.read_text().splitlines()
             why = said[-1] if said else "it gave no reason"
             raise LakequeueError(f"{self.name} ended with status {self._process.exitcode}: {why}")
 
     def freeze(self) -> None:
-        """Make it hang. It keeps its messages, and the engine still sends it more."""
+        """Make it hang. It keeps its leases, and the engine still sends it messages."""
         self._signal("hangs", signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
+        """Let it continue."""
         self._signal("works", signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it as a crash would."""
+        """Kill it, like a crash."""
         self._signal("killed", signal.SIGKILL)
         self._process.join()
 

