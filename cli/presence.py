@@ -118,7 +118,7 @@ def home_is_held(home: Path) -> bool:
 
 
 def what_to_start(home: Path | None) -> str:
-    """What to do, by the state of the home on this machine."""
+    """Advice on how to start the engine, by the state of its home on this machine."""
     if home is None:
         return "Start it with `lakequeue up`, or name its address or home with --url or --home"
     if home_is_held(home):
