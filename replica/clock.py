@@ -1,9 +1,9 @@
 """A broker's own time: it advances with a monotonic clock and follows the wall clock slowly.
 
-A wall clock jumps: somebody sets it, a virtual machine sleeps, one reading is ten years ahead. If a
-broker followed a jump, all leases and messages would expire at once, or none for an hour. So the
-broker starts with the wall clock, or with its last step if that is later. After that the wall clock
-only makes the broker's time a little faster or slower (`DRIFT`).
+A wall clock jumps: an operator sets it, a virtual machine sleeps, one reading is ten years ahead.
+If a broker followed a jump, all leases and messages would expire at once, or none for an hour. So
+the broker starts with the wall clock, or with its last step if that is later. After that the wall
+clock only makes the broker's time a little faster or slower (`DRIFT`).
 """
 
 from __future__ import annotations

@@ -3,15 +3,15 @@
     take inputs ─▶ append the step's record ─▶ compute ─▶ the log has it ─▶ outputs go out
                       take inputs ─▶ append ─▶ compute ────▶ the log has it ─▶ outputs go out
 
-A step's outputs are sent only after its record is in the log, so every step whose outputs anybody
-saw can be replayed. While it waits for the log, the driver takes a few more steps. If the log
-refuses a record, these steps are discarded with the live state; nobody has seen their outputs. A
-driver that starts from a snapshot replays the logged steps, with the same inputs, times and marks.
-The outputs must be the same: each record has the digest of the step before. Only outputs that may
-not be in Kafka yet are sent again, as the same bytes.
+A step's outputs are sent only after its record is in the log, so every step with visible outputs
+can be replayed. While it waits for the log, the driver runs a few more steps. If the log refuses a
+record, these steps are discarded with the live state; their outputs were never sent. A driver that
+starts from a snapshot replays the logged steps, with the same inputs, times and marks. The outputs
+must be the same: each record has the digest of the previous step. Only outputs that may not be in
+Kafka yet are sent again, as the same bytes.
 
 A step that fails leaves the live state invalid. The driver logs the step again, with the record or
-queue to skip, and ends (`StepPutAside`). The next driver begins from the snapshot and skips it.
+queue to skip, and ends (`StepPutAside`). The next driver starts from the snapshot and skips it.
 
 `Inputs`, `Again`, `Log` and `OutputWriter` are Kafka in the job and lists in the tests.
 """
@@ -38,9 +38,9 @@ from .replica import Decided, Replica, put_aside, sort_outputs
 Put = Callable[[str, bytes], None]  # writes a page
 UNSAID_MAX = 4  # steps that wait for the log
 LOG_S = 0.5
-GLANCE_S = 0.001  # while steps wait for the log, how often to look for new input
+GLANCE_S = 0.001  # while steps wait for the log, how often to check for new input
 # Background work leaves most of the time to clients that have just sent something: this many
-# seconds of rest per second of work. Somebody waits for a purge or a redrive; nobody waits for the
+# seconds of rest per second of work. A client waits for a purge or a redrive; none waits for the
 # rest of a million expired messages. A step costs more than its own time: its events go through
 # Kafka into the tables, on the same cores.
 REST_OF_BULK, REST_OF_DUE = 4.0, 40.0
@@ -49,7 +49,7 @@ RECENT_S = 1.0
 
 
 class Refused(LakequeueError):
-    """The engine must not go on, because its outputs would differ from those it has sent."""
+    """The engine must not continue, because its outputs would differ from those it has sent."""
 
 
 class Differs(Refused):
@@ -61,7 +61,8 @@ class Differs(Refused):
 
 
 class StepPutAside(LakequeueError):
-    """A step failed and was logged again with what to skip: begin again from the snapshot."""
+    """A step failed and was logged again with the record or queue to skip: start again from the
+    snapshot."""
 
 
 class Clocks(NamedTuple):
@@ -121,10 +122,10 @@ class Inputs(Protocol):
     """New inputs."""
 
     def take(self, timeout_s: float) -> Taken | None:
-        """The inputs of a step, within its limits; None if nothing comes in time."""
+        """The inputs of a step, within its limits; None if none arrive in time."""
 
     def up_to(self) -> int | None:
-        """No waiting command came before this time, epoch ms; None if none waits."""
+        """The time before which no waiting command arrived, epoch ms; None if none waits."""
 
     def current(self) -> bool:
         """Whether every record in Kafka was taken. Asks Kafka."""
@@ -221,7 +222,8 @@ class Driver:
         self._news |= {t: 0 for t, n in before.items() if n and t not in sizes}
 
     def one(self, inputs: Inputs, timeout_s: float) -> Taken | None:
-        """Wait for input or a deadline, up to the timeout, and take one step; None: no step.
+        """Wait for input or a deadline, up to the timeout, and run one step; None if there was no
+        step.
 
         While steps wait for the log, it only checks for input and returns soon. Raises
         StepPutAside.
@@ -284,8 +286,8 @@ class Driver:
             self._outbox.send(step, records)
 
     def _first_try(self, record: StepRecord, batch: Batch, waiting: int) -> Decided:
-        """Take a new step. If it fails, log it again with what to skip. waiting: the number of
-        records that the log does not have yet."""
+        """Run a new step. If it fails, log it again with the record or queue to skip. waiting: the
+        number of records that the log does not have yet."""
         try:
             return self._compute(record, batch)
         except StepFailed as failed:
@@ -301,10 +303,10 @@ class Driver:
     # ------------------------------------------------------------ replay
 
     def replay(self, logged: list[tuple[int, StepRecord]], again: Again) -> list[int]:
-        """Replay the logged steps behind the snapshot; returns the steps whose outputs were sent
+        """Replay the logged steps after the snapshot; returns the steps whose outputs were sent
         again. Raises StepPutAside if the last one fails, which may be its first attempt."""
         last = {r.step: (at, r) for at, r in logged if r.step > self.step}
-        todo = list(last.values())  # a step that failed has several records; the last one counts
+        todo = list(last.values())  # a step that failed has several records; use the last one
         mute_to = max((r.acked for _, r in todo), default=self.step)
         spoken = []
         silent = False  # the step before was not encoded, so its digest is unknown
@@ -332,18 +334,18 @@ class Driver:
         return spoken
 
     def _check(self, record: StepRecord, silent: bool, begins: bool) -> None:
-        """Raise Refused unless the log continues this state, and the step before had the same
+        """Raise Refused unless the log continues this state, and the previous step had the same
         outputs."""
         if record.code != self.code:
             raise Refused(
                 f"broker {self.home.name!r} was not stopped cleanly, and version {record.code} "
-                f"took the steps from {record.step} on; this is {self.code}: start that version "
+                f"ran the steps from {record.step} on; this is {self.code}: start that version "
                 "again and stop it, then start this one (`lakequeue --version` shows an "
                 "installation's version)"
             )
         if record.core != FORMAT:
             raise Refused(
-                f"step {record.step} of broker {self.home.name!r} was taken by a version with "
+                f"step {record.step} of broker {self.home.name!r} was run by a version with "
                 "another state format: start that version again and stop it, then start this one"
             )
         if record.step != self.step + 1:
@@ -418,10 +420,10 @@ class Driver:
 
     def snapshot(self, keep: int, put: Put | None = None) -> Snapshot:
         """Make a mark: write the changed pages to the store, and return their snapshot. Neither
-        changes later, so they can be saved while steps go on. Call `flush` first.
+        changes later, so they can be saved while steps continue. Call `flush` first.
 
         keep: how many snapshots Spark may go back to. put: writes a page into this snapshot, even
-        if the store has later pages; then `pack` writes the queues' pages while steps go on, and
+        if the store has later pages; then `pack` writes the queues' pages while steps continue, and
         the mark is complete when `pack` returns False.
         """
         assert not self._unsaid, "a snapshot of steps that the log does not have"
@@ -430,7 +432,7 @@ class Driver:
         else:
             self._replica.begin_mark(put)
         self._marked = True
-        # Larger offsets are of a log that somebody deleted.
+        # Larger offsets belong to a log that was deleted.
         self._marks = [*(at for at in self._marks if at <= self.log_at), self.log_at][-keep:]
         return Snapshot(
             self.step, self.now, [(*position, at) for position, at in sorted(self.offsets.items())],

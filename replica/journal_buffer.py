@@ -1,10 +1,10 @@
 """Joins the journal segments of several steps into one record.
 
-A journal record per step would cost a small step half a millisecond, and the Delta tables take
-seconds anyway. So segments are buffered for a second, or until there are enough. The limit is low,
-because a record of 20,000 rows takes 20 to 40 ms and deliveries wait behind it. When a record is
-due depends only on the steps' times and segments. The buffer is part of the snapshot, so a replay
-writes the same records.
+A journal record per step would cost a small step half a millisecond, and the Delta tables are
+seconds behind anyway. So segments are buffered for a second, or until there are enough. The limit
+is low, because encoding a record of 20,000 rows takes 20 to 40 ms and deliveries wait for it. The
+time when a record is due depends only on the steps' times and segments. The buffer is part of the
+snapshot, so a replay writes the same records.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Draft:
 
 
 class MicroBatch:
-    """One broker's batch. store: the state after the batch before; mesh: makes the broker's
+    """One broker's batch. store: the state after the previous batch; mesh: makes the broker's
     `MeshInterface`."""
 
     def __init__(
@@ -62,7 +62,7 @@ class MicroBatch:
         self._taken: list[tuple[Batch, int]] = []
 
     def take(self, batch: Batch, now: int) -> Decided:
-        """Take one step. Skips records and queues that fail; raises StepFailed if the cause is
+        """Run one step. Skips records and queues that fail; raises StepFailed if the cause is
         unknown."""
         while True:
             try:

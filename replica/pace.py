@@ -4,7 +4,7 @@ same cost.
 A step with one message costs as much as one with ten: a record in the log, six requests to Kafka,
 wake-ups. The higher the rate, the longer a step waits: at 600 records per second it begins 3 ms
 after the last one, from 1,000 on 5 ms. At low rates, or after a pause, no message waits. A producer
-of 1,000 messages per second sends about 600 records, since messages that follow each other share a
+of 1,000 messages per second sends about 600 records, since messages in quick succession share a
 record.
 
 At 1,000 messages per second on two cores this saves a tenth of the CPU. The median latency stays
@@ -28,7 +28,7 @@ class Pace:
         self._rate = 0.0  # records a second
 
     def began(self, now: float, records: int) -> None:
-        """Note the beginning of a step with this many records."""
+        """Record the beginning of a step with this many records."""
         kept = exp((self._began - now) / MEMORY_S)
         self._rate = self._rate * kept + records / MEMORY_S
         self._began = now

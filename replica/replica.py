@@ -1,4 +1,4 @@
-"""A broker that takes steps, and survives a step that fails.
+"""A broker that runs steps, and survives a step that fails.
 
 The driver keeps the inputs since the last mark: in a log of steps in Kafka, or in memory. If a step
 fails, the live state is discarded, the last mark is loaded, and the steps since are replayed; the
@@ -27,7 +27,7 @@ from ..state import Batch, Broker, Home, Limits, StepFailed, Store, step
 from ..state.queue.mesh_interface import MeshInterface
 
 WHYS = 16  # failures of a step with a full text, so that its record fits into Kafka
-WHY_CHARACTERS = 40  # of each further one
+WHY_CHARACTERS = 40  # of each additional failure
 
 
 class Decided(msgspec.Struct):
@@ -50,7 +50,7 @@ def sort_outputs(outputs: list[Output]) -> Decided:
     malformed: dict[str, int] = {}
     for output in outputs:
         kind = type(output)
-        if kind is Deliveries or kind is Receipts:  # most often
+        if kind is Deliveries or kind is Receipts:  # the usual case
             said.append(output)
         elif isinstance(output, Deadline):
             decided.deadline = output.at
@@ -106,11 +106,11 @@ class Replica:
             self.broker.mesh = self._mesh(self.broker)
 
     def take(self, batch: Batch, now: int) -> list[Output]:
-        """Take one step. After StepFailed the live state is invalid, see `put_aside`."""
+        """Run one step. After StepFailed the live state is invalid, see `put_aside`."""
         return step(self.broker, batch, now)
 
     def mark(self) -> None:
-        """Write what has changed since the last mark."""
+        """Write all changes since the last mark."""
         self.broker.mark()
 
     def begin_mark(self, put: Callable[[str, bytes], None]) -> None:

@@ -4,11 +4,11 @@ Three consumers, each with a thread that reads ahead up to a limit: one for comm
 other brokers, so that acks never wait behind publishes; one for the publish topics; and one for
 captured topics, so that other programs' records never delay published messages.
 
-A step takes from all three, within limits in records and bytes. It takes from partitions in turns,
-so that none delays another. At the start, commands wait until the engine's instructions (peers,
-limits) were read to their end, and messages wait for the commands: definitions come before the
-messages that need them. The loop keeps the offsets in its snapshot; Kafka's consumer groups are not
-used.
+A step takes records from all three, within limits in records and bytes. It takes from partitions in
+turn, so that none delays another. At the start, commands wait until the engine's instructions
+(peers, limits) were read to their end, and messages wait for the commands: definitions come before
+the messages that need them. The loop keeps the offsets in its snapshot; Kafka's consumer groups are
+not used.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from .step_batch import PartitionId, Taken, goes_first, is_command, to_batch
 
 log = logging.getLogger("lakequeue.loop")
 
-# When there is little room for messages, a step takes one part in this many of it: large records
-# wait, and small ones go on.
+# If there is little room for messages, a step takes one part in this many of it: large records
+# wait, and small ones pass.
 ROOM_SHARE = 8
-ROOM_S = 0.01  # between two looks for room
+ROOM_S = 0.01  # between two checks for room
 # Captured topics may have thousands of records of a megabyte. A step takes only this part of its
 # bytes from them, since clients wait for the whole step.
 CAPTURED_SHARE = 4
@@ -45,15 +45,15 @@ ASK_S = 1.0
 ARRIVES_S = 0.2
 FRESH_S = 0.5
 READER_S = 60.0
-# How often to ask whether topics are still the same. In a recreated topic Kafka's client silently
-# reads on at the old offset; records until that is noticed are read again.
-IDS_S, IDS_SHARE = 1.0, 50  # asking takes at most one part in this many of the time
+# How often to check whether topics are still the same. In a recreated topic Kafka's client silently
+# continues at the old offset; once this is noticed, the topic is read from its beginning.
+IDS_S, IDS_SHARE = 1.0, 50  # the checks take at most one part in this many of the time
 
 
 def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
-    """How the loop's and the engine's clients reach Kafka. The library itself logs nothing: while
-    Kafka is away, it would write up to 98 lines a second into a file that is not rotated. `Outbox`
-    reports its errors once a minute, and the engine that Kafka does not answer."""
+    """The settings of the loop's and the engine's clients. The library itself logs nothing: while
+    Kafka is unreachable, it would write up to 98 lines a second into a file that is not rotated.
+    `Outbox` reports its errors once a minute, and the engine reports that Kafka does not answer."""
     return {
         **kafka_settings(),
         "bootstrap.servers": bootstrap,
@@ -69,8 +69,8 @@ def kafka_client(bootstrap: str, name: str) -> dict[str, Any]:
 
 
 class LiveInputs:
-    """A broker's input, see `driver.Inputs`. control: the topic on which the engine says that it
-    stops, or (`quiet`) that no more messages are taken. run: its id there."""
+    """A broker's input, see `driver.Inputs`. control: the topic on which the engine announces that
+    it stops, or (`quiet`) that no more messages are taken. run: its id there."""
 
     def __init__(self, kafka: dict[str, Any], limits: InputLimits, control: str, run: str) -> None:
         self._control, self._run = control, run.encode()
@@ -83,24 +83,24 @@ class LiveInputs:
         self._readers = (self._commands, self._messages, self._captured)
         self._closing = threading.Event()
         self._started = False
-        # A separate one: a consumer that another thread polls may never answer (librdkafka 2.16).
+        # A separate consumer: one that another thread polls may never answer (librdkafka 2.16).
         self._asked = Consumer(consumer_settings(kafka))
         # The next offset of each partition that is read.
         self._expected: dict[PartitionId, int] = {}
         self._later: set[PartitionId] = set()  # read once the engine's instructions are read
         self._opened: list[Opened] = []  # goes into the next step's record
         self.went_back: list[PartitionId] = []  # where Kafka lost records that had been read
-        self.wants_mark = False  # earlier steps probably cannot be taken again
+        self.wants_mark = False  # earlier steps probably cannot be replayed
         self.notes: list[str] = []
         self._ready = False
-        self._heard = 0.0  # when a record last came
+        self._heard = 0.0  # when the last record was taken
         self._command_ms: dict[PartitionId, int] = {}  # Kafka's time of the newest command taken
         self.stopped = False
-        self._quiet = False  # the home is about to rest: no message is taken, commands are
+        self._quiet = False  # the home is about to rest: commands are taken, but no messages
         self.records = self.bytes = 0  # taken so far
         self.slow = SlowLanes()
         self.pace = CapturedPace()
-        self.behind = 0  # records that were there and not taken, at the last look
+        self.behind = 0  # records in Kafka that were not taken, at the last check
         self.waited_s = 0.0
         self._looked = self._awake_since = time.monotonic()
         self.room_bytes: int | None = None  # bytes of room for new messages; None: no limit
@@ -120,8 +120,7 @@ class LiveInputs:
         self, places: dict[PartitionId, int], ids: Mapping[PartitionId, str] | None = None
     ) -> None:
         """Read these partitions too, unless they are read already. ids: of the topics that the
-        offsets belong to, if known; None: do not ask which topics these are. Raises
-        KafkaException."""
+        offsets belong to, if known; None: do not check the topics. Raises KafkaException."""
         new = {place: at for place, at in places.items() if place not in self._expected}
         own: dict[PartitionId, str] = {}
         if ids is not None and new:
@@ -155,7 +154,7 @@ class LiveInputs:
         return self._commands if goes_first(topic) else self._messages
 
     def take(self, timeout_s: float) -> Taken | None:
-        """The input of a step; None if nothing came in time, or the engine stops."""
+        """The input of a step; None if no record arrived in time, or the engine stops."""
         self._read_the_others()
         self._require_readers()
         slow_part, rest_s = self.slow.part(), self.pace.rest_s()
@@ -199,9 +198,9 @@ class LiveInputs:
 
     def _require_readers(self) -> None:
         """Check that no reader hangs in Kafka's client. Raises if one does, so that the loop ends
-        and another begins, instead of waiting for it for ever."""
+        and another starts, instead of waiting for ever."""
         now = time.monotonic()
-        if now - self._looked > READER_S / 2:  # this process stood still
+        if now - self._looked > READER_S / 2:  # this process was suspended
             self._awake_since = now
         self._looked = now
         for reader in self._readers:
@@ -228,18 +227,18 @@ class LiveInputs:
     def took(
         self, ranges: Iterable[Range], in_vain: Mapping[PartitionId, int], seconds: float
     ) -> None:
-        """Note what a step took, how many of its commands changed nothing, and its processor time.
-        The next step may take less of some."""
+        """Record what a step took, how many of its commands changed nothing, and its processor
+        time. The next step may take less of some."""
         for reader in self._readers:
             reader.ahead.took(seconds)
-        if self._ready:  # before, messages wait for all commands, useless ones too
+        if self._ready:  # until then, messages wait for all commands, useless ones too
             for topic, partition in self.slow.took(ranges, in_vain, seconds):
                 self.notes.append(f"slow:{topic}/{partition}")
             self._commands.ahead.slow = self.slow.places
 
     def _read_the_others(self) -> None:
         """Read commands too, once all earlier instructions of the engine were taken."""
-        if not self._later:  # the usual case after the start, checked first: every step passes here
+        if not self._later:  # the usual case, checked first because every step runs this
             return
         instructions = {place for place in self._expected if topics.is_instruction(place[0])}
         if instructions <= self._commands.at_end and not self._commands.ahead:
@@ -252,19 +251,19 @@ class LiveInputs:
         self.waited_s += time.monotonic() - begun
 
     def _most(self) -> int | None:
-        """How many bytes of messages a step may take; None for the usual limit."""
+        """The most bytes of messages that a step may take; None for the usual limit."""
         return None if self.room_bytes is None else max(0, self.room_bytes // ROOM_SHARE)
 
     def _all_commands_read(self) -> bool:
-        """Whether commands were read to their end once, and all of them were taken."""
+        """Whether commands were once read to their end, and all of them were taken."""
         if not self._ready and not self._commands.ahead:
             commands = {place for place in self._expected if is_command(place[0])}
             self._ready = bool(commands) and commands <= self._commands.at_end
         return self._ready
 
     def up_to(self) -> int | None:
-        """No untaken command arrived before this time; None if there is none. Slow partitions do
-        not count; otherwise a flood would hold up everybody's time."""
+        """The time before which no untaken command arrived; None if there is none. Slow partitions
+        do not count; otherwise a flood would delay all deadlines."""
         waiting, slow = self._commands.ahead.next_of_each(), self.slow.places
         times = [
             m.timestamp()[1]
@@ -292,12 +291,12 @@ class LiveInputs:
                 if end is None:
                     return False
                 if end > self._expected[place]:
-                    # Give it a moment to come; it may also be a marker that no reader gets.
+                    # Give it a moment to arrive; it may also be a marker that no reader gets.
                     self.arrived.wait(ARRIVES_S)
         return not self._commands.ahead.has_others()
 
     def _end_offset(self, place: PartitionId) -> int | None:
-        """Where a partition ends now; None if Kafka does not answer."""
+        """The end of a partition now; None if Kafka does not answer."""
         try:
             ends = self._asked.get_watermark_offsets(TopicPartition(*place), timeout=ASK_S)
         except (KafkaException, RuntimeError):
@@ -339,7 +338,7 @@ class LiveInputs:
                 self._command_ms[place] = messages[-1].timestamp()[1]
 
     def watch(self, ends: dict[PartitionId, int]) -> None:
-        """Take the current ends of partitions, see `Reader.watch`."""
+        """Set the current ends of partitions, see `Reader.watch`."""
         expected = dict(self._expected)
         self.behind = sum(
             max(0, end - max(expected.get(place, end), self._reader(place[0]).passed(place)))
@@ -356,14 +355,15 @@ class LiveInputs:
                 names = {topic for topic, _ in list(self._expected)}
                 ids = self.look.ids(names)
                 gone, missing = missing, names - ids.keys()
-                # A node that has just started may not know a topic yet: it is gone at two looks.
+                # A node that has just started may not know a topic yet, so a topic counts as
+                # deleted only if it is missing in two checks.
                 ids |= dict.fromkeys(missing - gone, "")
                 for reader in self._readers:
                     reader.compare(ids)
-            except KafkaException as error:  # Kafka is away: at the next look
-                log.info("topics' ids are not known: %s", error)
-            except Exception:  # this thread must go on: a recreated topic would not be noticed
-                log.exception("topics' ids are not known")
+            except KafkaException as error:  # Kafka is unreachable: try again later
+                log.info("the topics' ids cannot be read: %s", error)
+            except Exception:  # the thread must continue, or recreated topics are not noticed
+                log.exception("the topics' ids cannot be read")
             rest_s = max(IDS_S, IDS_SHARE * (time.monotonic() - begun))
 
     def places(self) -> list[PartitionId]:
@@ -379,12 +379,12 @@ class LiveInputs:
 
 
 def quiet(run: bytes) -> bytes:
-    """The record on the control topic by which the engine stops a loop from taking messages."""
+    """The record on the control topic with which the engine stops a loop from taking messages."""
     return run + b" quiet"
 
 
 def _waits(topic: str) -> bool:
-    """Whether a topic is read after the engine's instructions."""
+    """Whether a topic is only read after the engine's instructions."""
     return goes_first(topic) and not topics.is_instruction(topic)
 
 

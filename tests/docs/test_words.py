@@ -57,7 +57,7 @@ PHRASES = {
 #: "What is left …" or "Who waits …". Questions may. Add a room when its texts are plain.
 PLAIN_ROOMS = [
     "bench", "cli", "conf", "dataframes", "definitions", "earlier", "examples", "expressions",
-    "lake", "monitor", "protocol", "sinks", "sources",
+    "lake", "monitor", "protocol", "replica", "sinks", "sources",
 ]  # fmt: skip
 BEGIN = re.compile(r"\A|(?<=[.:;!?])\s+|\n\s*\n|^\s*- ", re.MULTILINE)  # of a sentence
 HEADLESS = re.compile(r"(?:What|Whatever|Which|Who|Whoever|Whose)\b(?!.*\?\s*\Z)", re.DOTALL)

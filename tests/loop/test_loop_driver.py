@@ -294,7 +294,7 @@ def test_an_unclean_home_of_the_earlier_core_is_refused() -> None:
         change_over(HOME, state, _encode(Snapshot()), world.logged)
     assert state.pages == before
     driver = LoopDriver(HOME, "v0", DictStore(), None, world, world, LIMITS)
-    with pytest.raises(Refused, match="step 1 of broker 'broker-0' was taken by a version"):
+    with pytest.raises(Refused, match="step 1 of broker 'broker-0' was run by a version"):
         driver.replay(world.logged(), world)
 
 
