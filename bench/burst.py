@@ -33,7 +33,7 @@ from .steady import Traffic
 from .subcommands import count, messages, trigger
 
 OPTIONS = (
-    messages(1_000_000), count("--rate", 100, "Messages a second elsewhere."), trigger(),
+    messages(1_000_000), count("--rate", 100, "Messages a second in the other queue."), trigger(),
 )  # fmt: skip
 BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
 WARM_S = 30.0  # Java compiles for this long, with pauses that are not measured

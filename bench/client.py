@@ -151,7 +151,7 @@ def _receive(address: str, messages: int) -> tuple[float, float]:
         consumer = connection.consumer(QUEUE, ack_mode="individual", max_backlog=BACKLOG)
         for _ in range(messages):
             message = consumer.receive(60)
-            assert message is not None, "a message did not come"
+            assert message is not None, "a message did not arrive"
             message.ack()
         consumer.send_acks()
         return time.perf_counter() - begin, time.process_time() - cpu

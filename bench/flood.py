@@ -31,7 +31,7 @@ from .subcommands import count, trigger
 
 OPTIONS = (
     count("--commands", 1_000_000, "Commands of the flood."),
-    count("--rate", 100, "Messages a second elsewhere."),
+    count("--rate", 100, "Messages a second in the other VPN."),
     trigger(),
 )
 STEADY, VPN, QUEUE, UNREAD = "steady", "flood", "flooded", "unread"

@@ -208,7 +208,7 @@ def _consume(
         for n in (WARM_UP, messages):
             for _ in range(n):
                 message = consumer.receive(IDLE_S)
-                assert message is not None, "a message did not come"
+                assert message is not None, "a message did not arrive"
                 message.ack()
             if n == WARM_UP:
                 consumer.send_acks()

@@ -29,7 +29,7 @@ def client_name(value: object) -> str:
 def _key_place(value: object) -> tuple[str, str]:
     """Read the location of a key: ``{env: NAME}`` or ``{file: PATH}``."""
     if not (isinstance(value, Mapping) and len(value) == 1 and next(iter(value)) in _PLACES):
-        raise ValueError("must say where the key is: {env: NAME} or {file: PATH}")
+        raise ValueError("must be the key's location: {env: NAME} or {file: PATH}")
     ((place, at),) = value.items()
     return place, read.text(at)
 

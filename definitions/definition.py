@@ -182,7 +182,7 @@ def _untag(mapping: object, report: read.Report) -> Mapping[Any, Any] | None:
                 report("type", named, f"contradicts the tag {tag}; leave one of them out")
             return {**inner, "type": tag}
         if isinstance(inner, Mapping) and tag not in KEYS:
-            report(read.shown_key(tag), inner, f"is no type of queue: {', '.join(TYPE_TAGS)}")
+            report(read.shown_key(tag), inner, f"is not a type of queue: {', '.join(TYPE_TAGS)}")
             return None
     if not isinstance(mapping, Mapping):
         report("queue", mapping, "must be a mapping of keys, such as name and message_type")

@@ -58,7 +58,7 @@ WORDS = (
     Word("auto_delete", "RabbitMQ", "", "delete it with admin.delete()"),
     Word("exclusive", "RabbitMQ", "", "queues are not bound to a connection"),
     Word("x-delayed-type", "RabbitMQ", "", _LATER),
-    Word("alternate-exchange", "RabbitMQ", "", "a message that no queue takes is nacked"),
+    Word("alternate-exchange", "RabbitMQ", "", "a message that matches no queue is nacked"),
     Word("exchange", "RabbitMQ", "subscriptions", "by topic; there are no exchanges"),
     Word("routing_key", "RabbitMQ", "subscriptions", _LEVELS),
     Word("binding_key", "RabbitMQ", "subscriptions", _LEVELS),

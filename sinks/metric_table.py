@@ -150,7 +150,7 @@ def _queue_count(figure: str, text: str) -> Metric:
 _OF_QUEUES = (
     _queue("depth", "depth", "Messages stored"),
     _queue("ready", "ready", "Messages that are ready for a consumer"),
-    _queue("leased", "leased", "Messages that consumers hold"),
+    _queue("leased", "leased", "Messages that are leased"),
     _queue("delayed", "delayed", "Messages that are delayed"),
     _queue("dead", "dead", "Messages in this queue if it is the dead message queue of another"),
     _queue("bytes", "spool_bytes", "Bytes stored"),

@@ -1,4 +1,4 @@
-"""Records that were read ahead, by partition, and taken in turns (deficit round robin).
+"""Records that were read ahead, by partition, and taken in turn (deficit round robin).
 
 A step takes a limited number of records and bytes. In order of arrival, a partition with large or
 very many records would delay all others. So each partition has a *lane*. In its turn a lane uses up

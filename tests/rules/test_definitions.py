@@ -133,7 +133,7 @@ def test_Q5_the_type_as_a_tag_or_as_a_key(tag: str) -> None:
     other = "Queue" if tag == "LocalQueue" else "LocalQueue"
     with pytest.raises(ConfigError, match="contradicts the tag"):
         parse_definition({tag: {**keys, "type": other}})
-    with pytest.raises(ConfigError, match="is no type of queue: Queue, LocalQueue") as caught:
+    with pytest.raises(ConfigError, match="is not a type of queue: Queue, LocalQueue") as caught:
         parse_definition({f"{tag}s": keys})
     assert [problem.key for problem in caught.value.problems] == [f"{tag}s"]
 

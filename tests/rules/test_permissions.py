@@ -243,8 +243,8 @@ def test_keys_are_never_stored_in_clear(guarded: Guarded) -> None:
 @pytest.mark.parametrize(("text", "why"), [
     ("auth: perhaps", "must be one of required, none"),
     ("clients: 5", "must be a list of clients"),
-    ("clients: [{name: a, key: topsecret}]", "must say where the key is"),
-    ("clients: [{name: a, key: {vault: topsecret}}]", "must say where the key is"),
+    ("clients: [{name: a, key: topsecret}]", "must be the key's location"),
+    ("clients: [{name: a, key: {vault: topsecret}}]", "must be the key's location"),
     ("clients: [{name: 'a:b', key: {env: A}}]", "must not contain ':'"),
     ("clients: [{name: '#engine', key: {env: A}}]", "or begin with '#'"),
     ("clients: [{name: a, key: {env: A}, keys: topsecret}]", "did you mean key"),
