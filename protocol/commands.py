@@ -344,8 +344,8 @@ class Bridge(Command, frozen=True, tag="bridge"):
 
 
 class DeleteBridge(Command, frozen=True, tag="delete_bridge"):
-    """Delete a bridge with its waiting messages; answers how many they were. waited: between
-    brokers, that number."""
+    """Delete a bridge with its waiting messages. Answer: the number of these messages. ``waited``:
+    that number, between brokers."""
 
     name: Name
     waited: Count | None = None

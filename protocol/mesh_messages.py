@@ -162,7 +162,7 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 
 class HandOver(MeshMessage, frozen=True):
     """Messages for a queue of the other broker. waiting: True for messages of a stand-in; False for
-    messages granted to the other broker's consumers, which then owns those that it stores. attempt:
+    messages granted to the other broker's consumers, whose `Answer` moves the ownership. attempt:
     of the stand-in's lane; filter: of the subscription that requested them; rows: packed; born: the
     directory's edition that created the queue, which distinguishes it from earlier queues of its
     name."""

@@ -10,8 +10,8 @@ THINGS_MAX = 1_000
 
 
 class OnceAMinute:
-    """Passes each thing once a minute, and at most `THINGS_MAX` different things, because clients
-    can name any number of topics that do not exist."""
+    """Lets each thing pass once a minute, and at most `THINGS_MAX` different things, because
+    clients can name any number of topics that do not exist."""
 
     def __init__(self) -> None:
         self._until: dict[Hashable, float] = {}

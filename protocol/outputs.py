@@ -15,9 +15,9 @@ from .mesh_messages import MeshMessage
 class Deliveries(msgspec.Struct):
     """Messages for one subscription, in order, as columns of equal length.
 
-    lease_ms: the remaining lease when it is sent, 0 for no end (clients count from receipt and
-    never compare clocks); expires: epoch ms, 0 for never; numbers: one per delivery, unique in the
-    queue for the life of the home (L5); dead: the data of dead messages (X5), by index; flow:
+    lease_ms: the rest of the lease at the time of sending, 0 for no end (clients count from receipt
+    and never compare clocks); expires: epoch ms, 0 for never; numbers: one per delivery, unique in
+    the queue for the life of the home (L5); dead: the data of dead messages (X5), by index; flow:
     (base, number of the first message) for clients that send transport acks; again: a repetition
     with the same numbers (C2).
     """

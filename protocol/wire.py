@@ -88,7 +88,7 @@ def application_headers(text: str | bytes | None) -> list[tuple[str, bytes]]:
 
 def encode(outputs: list[Output], partitions: dict[str, int] | None = None) -> list[WireRecord]:
     """Encode a step's outputs as records, in order. Deadlines and other outputs that are not
-    written give none.
+    written give no record.
 
     partitions: the number of partitions of each existing topic, as of some seconds ago. If a client
     named a partition that does not exist, its record goes to ``<vpn>.rejected`` with the reason.
