@@ -254,5 +254,5 @@ def test_something_that_is_no_message_id(wrong: str) -> None:
 
 def test_an_unknown_message(bench: Bench, recorded: Recorded) -> None:
     bench.define()
-    with pytest.raises(LakequeueError, match="know no message 12345"):
+    with pytest.raises(LakequeueError, match="have no message 12345"):
         story(recorded, "12345")

@@ -167,7 +167,7 @@ def test_the_page_of_an_engine_without_queues() -> None:
     engine = lakequeue.connect("memory://page-empty", config={"queues": []})
     page = Served("memory://page-empty")
     assert "No queue is defined here." in page.get("/")
-    assert "start this with --home" in page.get("/message?id=3")
+    assert "start this page with --home" in page.get("/message?id=3")
     assert "metrics are not available here" in page.get("/engine")
     assert "defined" in page.get("/events") or "Nothing has happened yet" in page.get("/events")
     page.close()

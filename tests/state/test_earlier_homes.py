@@ -98,7 +98,7 @@ def test_a_broker_whose_messages_follow_a_moved_queue_is_refused() -> None:
     one = read(FILES[0])
     facts: dict[str, Any] = msgspec.msgpack.decode(one.old["broker"])
     one.old["broker"] = msgspec.msgpack.encode({**facts, "trails": {1: "b"}})
-    with pytest.raises(Refused, match="has messages on the way"):
+    with pytest.raises(Refused, match="has messages in transit"):
         carried(one)
 
 
