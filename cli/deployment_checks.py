@@ -110,7 +110,7 @@ def replicas_check(own: Mapping[str, TopicLook], brokers: int) -> Check:
     """Do acknowledged messages survive the death of a Kafka broker?"""
     name, wanted = "copies", "replicas > min.insync.replicas > 1, with several Kafka brokers"
     if brokers < 2:
-        advice = "If the only Kafka broker loses data, it is lost. With three copies, it is not."
+        advice = "One Kafka broker is one copy. Three brokers with three copies can lose one."
         return Check(name, True, "one Kafka broker", wanted, advice, required=False)
     wrong = []
     for topic, one in sorted(own.items()):

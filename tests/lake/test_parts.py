@@ -103,7 +103,7 @@ def test_R1_a_record_of_another_topic_does_not_replace_a_missing_one() -> None:
     lake = lake_of({"B": messages(0)})
     inputs = FromTables(lake, [record], {PLACE: (0, "B")})
     assert inputs.take(record.ranges).publishes.offsets == [0]
-    with pytest.raises(Lost, match="took 1 records"):
+    with pytest.raises(Lost, match="read 1 records"):
         FromTables(lake, [record], {PLACE: (0, "A")}).take(record.ranges)
 
 
@@ -132,5 +132,5 @@ def test_R1_rows_of_an_earlier_topic_are_not_the_end_of_the_new_one() -> None:
 def test_R1_missing_rows_are_reported() -> None:
     record = step(1, ranges_of(0, 2, 5))
     inputs = FromTables(lake_of({None: messages(0, 1, 3, 4, 5)}, record), [record])
-    with pytest.raises(Lost, match=r"took 3 records, 0 to 5, .* 'messages' has 2 of them"):
+    with pytest.raises(Lost, match=r"read 3 records, 0 to 5, .* 'messages' has 2 of them"):
         inputs.take(record.ranges)

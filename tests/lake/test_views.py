@@ -248,7 +248,7 @@ def test_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", "0", "1.5", str(1 << 64)])
 def test_something_that_is_no_message_id(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="no message id"):
+    with pytest.raises(ConfigError, match="not a message id"):
         trace(None, wrong)
 
 
