@@ -12,7 +12,7 @@ from rules.mortal import MortalBroker, MortalEngine
 
 
 class RestingBroker(MortalBroker):
-    """A mark is made before its home changes, and that is the snapshot from then on."""
+    """Its mark is made before its home changes, and is the snapshot from then on."""
 
     @property
     def store(self) -> DictStore:
@@ -38,7 +38,7 @@ class RestingEngine(MortalEngine):
         self.fated(fate)
 
     def change(self, add: str = "", remove: str = "", to: str = "", **moves: str) -> Rehomed:
-        """Change the brokers, or move queues; what the old home was is proved to be untouched."""
+        """Change the brokers, or move queues. Also checks that the old home stays untouched."""
         moved = {("default", queue): broker for queue, broker in moves.items()}
         found = change_brokers(self, add, remove, to, moves=moved)
         self.check()
@@ -46,7 +46,7 @@ class RestingEngine(MortalEngine):
 
 
 class Home(Mesh):
-    """A home of such brokers, `a` and `b` unless others are named."""
+    """A home of such brokers, `a` and `b` by default."""
 
     ENGINE = RestingEngine
     engine: RestingEngine
@@ -58,7 +58,7 @@ class Home(Mesh):
         return int(self.engine.connect().admin().describe(queue)["depth"])
 
     def drained(self, queue: str, broker: str, rounds: int = 1) -> list[Any]:
-        """All that is in a queue, acknowledged, as a broker's client gets it in so many seconds."""
+        """All messages of a queue, acknowledged, that a broker's client gets in so many seconds."""
         found = []
         with self.engine.connect(broker).consumer(queue, max_backlog=50) as consumer:
             for n in range(rounds):

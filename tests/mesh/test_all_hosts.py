@@ -1,5 +1,5 @@
-"""What one broker is told all hosts do, and what waits for a broker that is away, is bounded (H5,
-M2, M3, Q9, S7); a broker that is loaded goes on as the live one (R1)."""
+"""Commands for all hosts, given to one broker, and the bounds on what waits for an unreachable
+broker (H5, M2, M3, Q9, S7); a loaded broker continues like the live one (R1)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYED = {"message_type": "json", "partition_key": "/k"}
 
 
 @pytest.mark.parametrize("told", BROKERS)
-def test_H5_one_broker_is_told_and_all_hosts_shut_down(told: str) -> None:
+def test_H5_a_shutdown_reaches_all_hosts_through_one_broker(told: str) -> None:
     mesh = Mesh(shared())
     command = c.encode_command(c.Shutdown(queue="orders", ingress=True, egress=True))
     mesh.engine.command("default.commands", b"", command, told)
@@ -35,7 +35,7 @@ def test_H5_one_broker_is_told_and_all_hosts_shut_down(told: str) -> None:
     assert len(mesh.events("shutdown")) == 9, "three times at each of three hosts"
 
 
-def test_M2_a_full_lane_refuses_with_the_queue_that_it_leads_to(
+def test_M2_a_full_lane_refuses_and_names_its_queue(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stand_ins, "LANE_MESSAGES", 2)
@@ -52,8 +52,8 @@ def test_M2_a_full_lane_refuses_with_the_queue_that_it_leads_to(
     assert mesh.bodies("far") == [b"0", b"1", b"3"]
 
 
-def test_S7_what_is_made_just_now_is_found_by_who_has_not_heard_of_it() -> None:
-    """A message may come before the word that its queue was made; it waits for that."""
+def test_S7_a_broker_that_does_not_know_a_new_queue_yet_finds_it() -> None:
+    """A message may arrive before the news of its queue; it waits for that."""
     mesh = Mesh()
     mesh.engine.cut("c")
     mesh.tell(c.Define(definition=FAR))
@@ -63,13 +63,13 @@ def test_S7_what_is_made_just_now_is_found_by_who_has_not_heard_of_it() -> None:
     assert mesh.ids("far") == [sent]
 
 
-# ---------------------------------------------------------------- what waits is bounded
+# ---------------------------------------------------------------- bounds
 
 
 @pytest.mark.parametrize(
     "limits", [Limits(unconfirmed_changes=3), Limits(unconfirmed_bytes=700)], ids=["rows", "bytes"]
 )
-def test_Q9_changes_wait_for_a_broker_that_is_away_up_to_a_limit(limits: Limits) -> None:
+def test_Q9_a_bounded_number_of_changes_wait_for_an_unreachable_broker(limits: Limits) -> None:
     mesh = Mesh(local("near", "a"), limits=limits)
     mesh.engine.cut("b")
     answers = [mesh.change("near", max_deliveries=n) for n in range(2, 22)]
@@ -89,8 +89,8 @@ def test_Q9_changes_wait_for_a_broker_that_is_away_up_to_a_limit(limits: Limits)
     mesh.check_directories()
 
 
-def test_M5_a_move_waits_for_no_broker_that_is_away() -> None:
-    """So it takes no room of the changes that wait for one."""
+def test_M5_a_move_does_not_wait_for_unreachable_third_brokers() -> None:
+    """So it is no change that waits for one."""
     mesh = Mesh(local("near", "a"), limits=Limits(unconfirmed_changes=1))
     mesh.engine.cut("b")
     (answer,) = mesh.move("near", "c")
@@ -101,7 +101,7 @@ def test_M5_a_move_waits_for_no_broker_that_is_away() -> None:
     assert mesh.bodies("near") == [b"{}"]
 
 
-def test_H4_rooms_for_a_queue_that_is_not_known_yet_wait_until_it_is(network: Network) -> None:
+def test_H4_credit_for_an_unknown_queue_waits_until_it_is_known(network: Network) -> None:
     mesh = Mesh(local("near", "a"))
     network.lose("entries", "a", "c", times=1_000)
     mesh.tell(c.Define(definition=shared()))
@@ -115,7 +115,7 @@ def test_H4_rooms_for_a_queue_that_is_not_known_yet_wait_until_it_is(network: Ne
     assert len(drain(consumer)) == 1
 
 
-def test_M2_a_message_waits_for_its_queue_that_the_host_does_not_know_yet(network: Network) -> None:
+def test_M2_a_message_waits_until_the_host_knows_its_queue(network: Network) -> None:
     mesh = Mesh(local("near", "a"))
     network.lose("entries", "a", "c", times=1_000)
     mesh.tell(c.Define(definition=local("new", "c", "news")))
@@ -125,7 +125,7 @@ def test_M2_a_message_waits_for_its_queue_that_the_host_does_not_know_yet(networ
     assert mesh.bodies("new") == [b"{}"]
 
 
-def test_M5_a_queue_moves_though_its_host_hears_last_that_it_is_to(network: Network) -> None:
+def test_M5_a_queue_moves_although_its_host_learns_of_it_last(network: Network) -> None:
     mesh = Mesh(local("q", "b"))
     network.lose("entries", "a", "b", times=1_000)
     answers = mesh.move("q", "c")
@@ -137,7 +137,7 @@ def test_M5_a_queue_moves_though_its_host_hears_last_that_it_is_to(network: Netw
     assert mesh.where()["q"] == "c"
 
 
-def test_R6_edits_of_messages_on_their_way_are_kept_as_one() -> None:
+def test_R6_edits_of_a_message_in_transit_are_combined() -> None:
     mesh = Mesh(shared())
     consumer = mesh.consumer("b")
     mesh.engine.cut("b")
@@ -153,8 +153,8 @@ def test_R6_edits_of_messages_on_their_way_are_kept_as_one() -> None:
     assert [m.headers for m in take(consumer)] == [wanted]
 
 
-def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_once_a_second(network: Network) -> None:
-    """A third broker does not hear where it is, and nobody says anything that shows it."""
+def test_M5_a_moved_queue_is_searched_once_a_second(network: Network) -> None:
+    """A third broker does not know where it is, and receives no message that shows it."""
     mesh = Mesh(local("queue", "b", "news"))
     network.lose("entries", "a", "c", times=1_000)
     mesh.move("queue", "a")
@@ -172,16 +172,16 @@ def test_M5_a_queue_that_is_not_where_it_was_is_looked_for_once_a_second(network
 
 
 def load(mesh: Mesh, name: str) -> None:
-    """A broker begins again from its snapshot."""
+    """Restart a broker from its snapshot."""
     broker: Any = mesh.engine.broker(name)
     broker._replica.mark()
     broker._replica.reload()
 
 
 @pytest.mark.parametrize("what", ["at once", "hears late", "comes to it"])
-def test_M1_a_loaded_keeper_places_queues_as_the_live_one(what: str, network: Network) -> None:
-    """hears late: the keeper was the old host, and does not hear yet that the queue has arrived;
-    comes to it: it hears of a definition and of the queue's last messages in one step."""
+def test_M1_a_loaded_keeper_places_queues_like_the_live_one(what: str, network: Network) -> None:
+    """hears late: the keeper was the old host, and does not know yet that the queue has arrived;
+    comes to it: it gets a definition and the queue's last messages in one step."""
     placed = []
     at, to = ("b", "a") if what == "comes to it" else ("a", "b")
 
@@ -215,8 +215,9 @@ def test_M1_a_loaded_keeper_places_queues_as_the_live_one(what: str, network: Ne
     assert placed[0]["one"] == [BROKERS.index(to if what != "hears late" else at)]
 
 
-def test_M2_a_loaded_broker_routes_as_the_live_one_once_a_stand_in_is_emptied() -> None:
-    """The queue has come here and is full, so what waited for it was still here, and is purged."""
+def test_M2_a_loaded_broker_routes_like_the_live_one_after_a_purge() -> None:
+    """The queue has moved here and is full, so messages waiting for it are still here, and are
+    purged."""
     seen = []
     for is_loaded in (False, True):
         mesh = Mesh(local("far", "b", "news", max_spool_messages=1))
@@ -236,7 +237,7 @@ def test_M2_a_loaded_broker_routes_as_the_live_one_once_a_stand_in_is_emptied() 
     assert seen[0] == seen[1]
 
 
-def test_S3_refusals_are_added_up_over_all_hosts() -> None:
+def test_S3_refusals_are_summed_over_all_hosts() -> None:
     mesh = Mesh(shared(max_spool_messages=1))
     for broker in BROKERS:
         mesh.send(broker)

@@ -1,6 +1,6 @@
-"""Bridges of a home with several brokers, and of homes whose brokers change: a bridge's endpoint is
-a queue of the home, so it takes what is published at any broker, and its ends may be at any (H1,
-H3, X4, L12, M4)."""
+"""Bridges of a home with several brokers, and of homes whose brokers change. A bridge's endpoint is
+a queue of the home: it takes messages published at any broker, and its ends may be at any (H1, H3,
+X4, L12, M4)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BROKERS = ("one", "two", "three")
 
 
 @pytest.mark.parametrize(("near", "far"), [("one", "two"), ("two", "one"), ("two", "three")])
-def test_h1_a_bridge_takes_what_is_published_at_any_broker(near: str, far: str) -> None:
+def test_h1_a_bridge_takes_messages_published_at_any_broker(near: str, far: str) -> None:
     home = Vpns(near, far)
     home.define("q", "a/>")
     for broker in BROKERS:
@@ -45,7 +45,7 @@ def test_h1_a_bridge_takes_what_is_published_at_any_broker(near: str, far: str) 
                 refused("#bridge/ab")
 
 
-def test_h1_who_deletes_a_bridge_anywhere_hears_how_many_waited() -> None:
+def test_h1_deleting_a_bridge_at_any_broker_returns_the_waiting_messages() -> None:
     home = Vpns("two", "one")
     for n, broker in enumerate(("three", "one")):
         home.a(broker).producer().send("a/b", b"%d" % n)
@@ -64,7 +64,7 @@ def test_h1_who_deletes_a_bridge_anywhere_hears_how_many_waited() -> None:
     assert home.bodies("q") == ["3"]
 
 
-def test_h1_a_bridge_begins_at_the_broker_that_is_told() -> None:
+def test_h1_a_bridge_is_hosted_by_the_broker_that_defines_it() -> None:
     home = Vpns("one", "two")
     home.a("three").admin().bridge({"name": "x", "to": "vpn://b", "subscriptions": ["x"]})
     seen = home.a("one").admin().describe_bridge("x")
@@ -81,7 +81,7 @@ def test_h1_a_bridge_begins_at_the_broker_that_is_told() -> None:
             home.a("two").admin().bridge(one | changes)
 
 
-def test_x4_l12_times_count_on_over_brokers_and_a_bridge() -> None:
+def test_x4_l12_times_continue_over_brokers_and_a_bridge() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     producer = home.a("one").producer()
@@ -94,7 +94,7 @@ def test_x4_l12_times_count_on_over_brokers_and_a_bridge() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies(seed: int) -> None:
+def test_h1_nothing_is_lost_or_doubled_whichever_broker_dies(seed: int) -> None:
     home = Vpns("two", "three", TINY)
     home.define("small", "a/0", max_spool_messages=2)
     home.define("all", "a/1", "a/2")
@@ -117,7 +117,7 @@ def test_h1_nothing_is_lost_or_doubled_wherever_it_is_published_and_whoever_dies
 
 
 @pytest.mark.parametrize("lanes", ["per-destination", "none"])
-def test_h1_what_waits_in_the_cold_part_goes_over_in_order(lanes: str) -> None:
+def test_h1_cold_messages_cross_in_order(lanes: str) -> None:
     homes = Two(Limits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5), lanes=lanes)
     homes.define("small", "a/0", max_spool_messages=20)
     homes.define("all", "a/1", "a/2", "a/3")
@@ -141,8 +141,8 @@ def test_h1_what_waits_in_the_cold_part_goes_over_in_order(lanes: str) -> None:
         assert [n for n in got if n % 4 == rest] == list(range(rest, 120, 4))
 
 
-def test_H1_a_broker_that_is_alone_brings_messages_to_its_other_vpn_at_once() -> None:
-    """It says them to itself: a step must follow that reads them, without any traffic."""
+def test_H1_a_single_broker_passes_messages_to_its_other_vpn_at_once() -> None:
+    """It sends them to itself: a step that reads them must follow without any traffic."""
     home = Vpns(brokers=("one",))
     home.define("q", "a/>")
     home.send("a/b", 0, 1, 2)
@@ -153,10 +153,10 @@ def test_H1_a_broker_that_is_alone_brings_messages_to_its_other_vpn_at_once() ->
 
 
 @pytest.mark.parametrize("to", ["a home", "a VPN of this home"])
-def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
+def test_h1_a_failure_at_the_far_end_blocks_only_its_lane_and_happens_once(
     to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between VPNs, both ends are at one broker: a step hands over, and no record."""
+    """Between VPNs both ends are at one broker: a step passes the message on, without a record."""
     ends: Any = Two() if to == "a home" else Vpns("two", "two")
     ends.define("q", "a/>")
     failed: list[int] = []
@@ -188,7 +188,7 @@ def test_h1_what_fails_at_the_far_end_holds_its_own_lane_and_fails_once(
     assert ends.seen()["blocked"] == []
 
 
-def test_h2_another_queue_that_holds_a_lane_is_shown_from_then_on() -> None:
+def test_h2_the_next_blocking_queue_is_shown() -> None:
     home = Vpns("two", "three")
     for queue in ("first", "then"):
         home.define(queue, "a/b", max_spool_messages=1)
@@ -216,7 +216,7 @@ def test_h5_an_endpoint_is_shut_down_by_any_broker() -> None:
     assert home.bodies("q") == ["1"]
 
 
-def test_h1_what_a_bridge_has_sent_is_not_called_back() -> None:
+def test_h1_messages_sent_over_a_bridge_are_not_called_back() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.engine.cut("three")
@@ -227,7 +227,7 @@ def test_h1_what_a_bridge_has_sent_is_not_called_back() -> None:
     assert home.bodies("q") == ["1"]
 
 
-def test_h1_a_receipt_of_a_bridge_that_was_deleted_meanwhile_changes_nothing() -> None:
+def test_h1_a_receipt_for_a_deleted_bridge_changes_nothing() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.engine.cut("three")
@@ -250,9 +250,9 @@ def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Ne
     assert sorted(body[0] for body in home.bodies("q")) == ["0", "1", "2"]
 
 
-def test_h1_an_endpoint_that_failed_goes_on_when_its_bridge_is_defined_again() -> None:
+def test_h1_a_failed_endpoint_continues_once_its_bridge_is_redefined() -> None:
     home = Vpns("two", "three")
-    home.send("a/b", "1")  # held, since it has no queue yet
+    home.send("a/b", "1")  # blocked, since it has no queue yet
     near: Any = home.engine.broker("two")
     near._replica.broker.find("a", "#bridge/ab").header.faulted = "RuntimeError: planted"
     home.define("q", "a/>")
@@ -263,7 +263,7 @@ def test_h1_an_endpoint_that_failed_goes_on_when_its_bridge_is_defined_again() -
     assert home.bodies("q") == ["1"]
 
 
-def test_a_vpn_has_so_many_bridges_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_vpn_has_a_limit_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
     home = Vpns("two", "three")
     monkeypatch.setattr(bridge_commands, "BRIDGES_MAX", 1)
     new = {"name": "more", "to": "vpn://b", "subscriptions": ["x"]}
@@ -272,10 +272,10 @@ def test_a_vpn_has_so_many_bridges_at_most(monkeypatch: pytest.MonkeyPatch) -> N
     home.near.admin().bridge({"name": "ab", "subscriptions": ["x"]})
 
 
-# ---------------------------------------------------------------- brokers come and go
+# ---------------------------------------------------------------- brokers are added and removed
 
 
-def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be_removed(
+def test_m4_a_bridge_continues_beside_an_added_broker_and_its_own_cannot_be_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Two, "ENGINE", RestingEngine)
@@ -306,7 +306,7 @@ def test_m4_a_bridge_goes_on_beside_a_broker_that_is_added_and_its_own_cannot_be
     west.change(remove="near")
 
 
-def test_m4_a_broker_at_either_end_stays_and_others_come_and_go() -> None:
+def test_m4_brokers_without_a_bridge_end_come_and_go() -> None:
     home = Vpns("two", "three", engine=RestingEngine)
     home.define("q", "a/>")
     engine: Any = home.engine
@@ -327,7 +327,7 @@ def test_m4_a_broker_at_either_end_stays_and_others_come_and_go() -> None:
     engine.change(remove="two")
 
 
-def test_m4_a_broker_that_is_added_beside_one_knows_its_bridges() -> None:
+def test_m4_an_added_broker_knows_the_bridges() -> None:
     home = Vpns(engine=RestingEngine, brokers=["one"])
     home.define("q", "a/>")
     engine: Any = home.engine
@@ -341,8 +341,8 @@ def test_m4_a_broker_that_is_added_beside_one_knows_its_bridges() -> None:
         home.a("two", "x").producer().send("a/b", b"3")
 
 
-def test_H1_answers_that_an_earlier_version_kept_apart_are_kept_with_the_home() -> None:
-    """Those of the link that it sends over now."""
+def test_H1_answers_stored_apart_by_an_earlier_version_are_kept() -> None:
+    """The answers of the link that it uses now."""
     homes = {7: HeardHome(link=3, heard=9), 8: HeardHome(link=4, heard=2)}
     refused = {9: [(0, 1, "queue_quota", "q")]}
     apart = {"home 7": (3, refused), "home 8": (1, {2: []}), "home 9": (1, {})}

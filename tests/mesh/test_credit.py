@@ -1,5 +1,5 @@
-"""What brokers remember of each other's consumers goes with them, queues that are made anew begin
-anew, and what a broker cannot take in that it was granted takes nothing else along (H4, S7)."""
+"""What brokers remember of each other's consumers ends with them, recreated queues start anew, and
+a granted message that a broker cannot take affects no other (H4, S7)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rules.mesh import (
 )
 
 
-def test_H4_what_is_known_of_a_filter_goes_with_its_last_consumer() -> None:
+def test_H4_a_filter_is_forgotten_with_its_last_consumer() -> None:
     mesh = Mesh(shared())
     consumers = [mesh.consumer("b", 2, filter=f"/n = {n}") for n in range(5)]
     consumers.append(mesh.consumer("b", 2))
@@ -67,8 +67,8 @@ def test_a_mark_writes_the_directory_only_where_it_changed() -> None:
     assert len(drain(consumer)) == 1
 
 
-def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
-    """What is more would wait there, and consumers of other hosts could not have it."""
+def test_B1_H4_a_host_requests_no_more_than_its_queue_may_lease() -> None:
+    """More would wait there, out of reach for consumers of other hosts."""
     mesh = Mesh(shared(max_backlog=2))
     for _ in range(9):
         mesh.send("a")
@@ -81,7 +81,7 @@ def test_B1_H4_a_host_asks_for_no_more_than_its_queue_may_lease() -> None:
     assert (len(drain(eager)), mesh.depths()) == (2, [3, 2, 2])
 
 
-# ---------------------------------------------------------------- what is told, and what is left
+# ---------------------------------------------------------------- credit sent, and credit left
 
 ONE, OTHER = "/n = 1", "/n = 2"
 
@@ -100,7 +100,7 @@ ONE, OTHER = "/n = 1", "/n = 2"
         pytest.param({ONE: 2}, {OTHER: 2}, 0, [(OTHER, 2), (ONE, None)], {OTHER: 2}, id="filters"),
     ],
 )
-def test_H4_room_is_told_when_less_than_half_of_it_is_left_or_none_is(
+def test_H4_credit_is_sent_when_half_or_all_of_it_is_used(
     left: credit.Rooms, rooms: credit.Rooms, ready: int, told: Any, then: credit.Rooms
 ) -> None:
     header = SimpleNamespace(depth=ready + 5, leased=2, delayed=3)
@@ -108,7 +108,7 @@ def test_H4_room_is_told_when_less_than_half_of_it_is_left_or_none_is(
     assert left == then
 
 
-def test_H4_what_has_come_takes_of_the_room_that_its_sender_knows() -> None:
+def test_H4_arrived_messages_use_up_the_senders_credit() -> None:
     rooms = {("v", "q"): {1: {None: 5, ONE: 2}, 2: {None: 5}}}
     facts = MeshFacts(credits=Credits(rooms=rooms))
 
@@ -123,13 +123,13 @@ def test_H4_what_has_come_takes_of_the_room_that_its_sender_knows() -> None:
         assert come(1, **other) == [{None: 2, ONE: 0}, {None: 5}]
 
 
-# ---------------------------------------------------------------- queues that are made anew
+# ---------------------------------------------------------------- recreated queues
 
 NEW = local("new", "b", "news")
 
 
 def hears_late(network: Network, broker: str) -> None:
-    """It hears what the keeper says later than what the other says: nothing is promised between two
+    """It gets the keeper's messages later than the other broker's: there is no order between two
     pairs."""
     network.fault = lambda word: LATE if (word.sender, word.to) == ("a", broker) else None
 
@@ -144,7 +144,7 @@ def make_anew(mesh: Mesh, definition: dict[str, Any]) -> None:
     mesh.tell(c.Define(definition=definition))
 
 
-def test_H4_room_is_told_to_a_host_that_has_yet_to_hear_of_the_queue(network: Network) -> None:
+def test_H4_credit_is_sent_to_a_host_that_does_not_know_the_queue_yet(network: Network) -> None:
     mesh = Mesh(shared("other"))
     hears_late(network, "c")
     mesh.tell(c.Define(definition=shared("new")))
@@ -155,10 +155,8 @@ def test_H4_room_is_told_to_a_host_that_has_yet_to_hear_of_the_queue(network: Ne
 
 
 @pytest.mark.parametrize("late", ["b", "c"])
-def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(
-    late: str, network: Network
-) -> None:
-    """Whichever of the two, who has messages and who has consumers, hears of it last."""
+def test_H4_S7_a_recreated_queue_starts_empty_at_each_host(late: str, network: Network) -> None:
+    """Whichever of the two learns of it last, the host with messages or the one with consumers."""
     mesh = Mesh(shared("new"))
     before = mesh.consumer("b", 1, "new")
     for _ in range(5):
@@ -169,7 +167,7 @@ def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(
     hears_late(network, late)
     make_anew(mesh, shared("new"))
     consumer = mesh.consumer("b", 1, "new") if late == "c" else None
-    gone = mesh.send("c", "new") if late == "c" else ""  # into the queue that is deleted
+    gone = mesh.send("c", "new") if late == "c" else ""  # into the deleted queue
     catch_up(mesh, network)
     consumer = consumer or mesh.consumer("b", 1, "new")
     sent = mesh.send("c", "new")
@@ -177,7 +175,7 @@ def test_H4_S7_a_queue_that_is_made_anew_begins_anew_at_each_host(
     assert gone != sent
 
 
-def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike(
+def test_H4_deleting_a_queue_keeps_the_credit_of_queues_with_longer_names(
     network: Network,
 ) -> None:
     mesh = Mesh(shared(), shared("orders/eu"))
@@ -194,16 +192,16 @@ def test_H4_a_deleted_queue_takes_no_room_from_one_whose_name_begins_alike(
 
 
 @pytest.mark.parametrize("late", ["b", "c"])
-def test_S7_M2_a_queue_on_one_broker_is_made_anew_while_messages_cross(
-    late: str, network: Network
-) -> None:
-    """Nothing of the old one comes into the new one, and nothing of the new one is lost with the
-    old one: whichever hears of it last, the broker that has the queue or the one that sends."""
+def test_S7_M2_a_local_queue_is_recreated_while_messages_cross(late: str, network: Network) -> None:
+    """No message of the old queue enters the new one, and none of the new one is lost with the old
+    one, whichever broker learns of it last: the queue's host or the sender."""
     mesh = Mesh(NEW)
     hears_late(network, late)
     make_anew(mesh, NEW)
     sent = [mesh.send("a", "news")]
-    crossed = mesh.send("c", "news")  # from c, into the old one, if c has yet to hear of the new
+    crossed = mesh.send(
+        "c", "news"
+    )  # from c, into the old one, if c does not know of the new one yet
     if late == "b":
         sent.append(crossed)
     mesh.advance("5s")
@@ -212,9 +210,9 @@ def test_S7_M2_a_queue_on_one_broker_is_made_anew_while_messages_cross(
     assert sorted(ids(mesh.take("new", "b", rounds=5))) == sorted(sent)
 
 
-def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(network: Network) -> None:
-    """A broker refuses what waited for the old queue; the new one, whose stand-in was made in the
-    same moment, has messages under way of its own."""
+def test_S7_an_answer_about_a_deleted_queue_does_not_affect_the_new_one(network: Network) -> None:
+    """A broker refuses messages for the old queue; the new one, whose stand-in was made at the same
+    moment, has messages in transit of its own."""
     mesh = Mesh(NEW | {"max_spool_messages": 1})
     for _ in range(3):
         mesh.send("c", "news")
@@ -227,7 +225,7 @@ def test_S7_an_answer_about_an_earlier_queue_takes_nothing_back(network: Network
     assert ids(mesh.take("new", "b", rounds=5)) == sent
 
 
-def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
+def test_Q2_each_host_of_a_queue_names_its_topics() -> None:
     mesh = Mesh(shared())
     admin = mesh.at["c"].admin()
     assert admin.subscribe_topic("orders", "news") is True
@@ -238,14 +236,14 @@ def test_Q2_each_host_of_a_queue_says_which_topics_it_takes() -> None:
         assert events.count((event, "news")) == len(BROKERS)
 
 
-# ---------------------------------------------------------------- what cannot be taken in
+# ---------------------------------------------------------------- failures
 
 
 def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What b could not take in goes to the dead message queue, with the reason; its consumers are
-    given the next messages."""
+    """Messages that b could not store go to the dead message queue, with the reason; its consumers
+    get the next messages."""
     mesh = Mesh(shared(dead_message_queue="dead"), local("dead", "a"))
     take_in, failed = handover.take_in, []
 
@@ -277,16 +275,16 @@ def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
 
 
 @pytest.mark.parametrize(("owner", "other"), [("a", "c"), ("c", "a")])
-def test_H4_R3_what_two_hosts_grant_to_each_other_is_still_there(
+def test_H4_R3_messages_granted_back_and_forth_survive(
     owner: str, other: str, network: Network
 ) -> None:
-    """The answer to the first grant is lost, so its owner does not know that it went, and there it
-    is granted back."""
+    """The answer to the first grant is lost, so the owner does not know that the message has left,
+    and gets it granted back."""
     mesh = Mesh(shared())
     phases = ["answer", "hand_over"]
 
     def fault(word: Word) -> str | None:
-        """What the other one says to the owner, from its answer to its own grant."""
+        """The other one's messages to the owner, from its answer to its own grant."""
         if (word.sender, word.to) != (other, owner):
             return None
         if phases and word.kind == phases[0]:
@@ -307,12 +305,12 @@ def test_H4_R3_what_two_hosts_grant_to_each_other_is_still_there(
 
 
 @pytest.mark.parametrize("order", [("a", "b", "c"), ("c", "b", "a"), ("b", "c", "a")])
-def test_H4_a_message_that_comes_back_before_the_answer_for_it_is_not_taken(
+def test_H4_a_message_that_returns_before_its_answer_is_refused(
     order: tuple[str, str, str], network: Network
 ) -> None:
-    """Its owner grants it to a second host, and that to a third, which grants it to the first one
-    again; the second one's answer is slow. If the first one took it for its own, the answer would
-    remove the only one."""
+    """Its owner grants it to a second host, that to a third, and that to the first one again, while
+    the second one's answer is slow. If the first one took it for its own, the answer would remove
+    the only copy."""
     first, second, third = order
     mesh = Mesh(shared())
 

@@ -1,5 +1,5 @@
-"""The keeper of the directory checks a definition for all brokers, so the directory is the same at
-all of them (Q2, Q9, S10)."""
+"""The keeper of the directory checks a definition for all brokers, so all have the same directory
+(Q2, Q9, S10)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_Q9_S10_no_host_loses_messages_to_a_new_quota_0(full: str, told: str) ->
     assert len(mesh.take("orders")) == 8
 
 
-def test_Q9_S10_nor_if_the_configuration_says_so() -> None:
+def test_Q9_S10_no_host_loses_messages_to_a_configured_quota_0() -> None:
     mesh = Mesh(shared())
     command = c.encode_command(c.Define(definition=shared(max_spool_usage=0), replace=False))
     mesh.engine.command("default.commands", b"", command, "a")
@@ -51,7 +51,7 @@ def test_Q9_S10_a_queue_with_quota_0_may_get_another_one() -> None:
 
 
 @pytest.mark.parametrize("told", BROKERS)
-def test_Q9_a_home_has_at_most_so_many_queues_wherever_they_are(told: str) -> None:
+def test_Q9_the_limit_of_queues_holds_for_the_home(told: str) -> None:
     mesh = Mesh(*AT_B, limits=FEW)
     with pytest.raises(LakequeueError, match=r"has 3 queues, at most 3 are allowed"):
         mesh.at[told].admin().define(shared())
@@ -61,7 +61,7 @@ def test_Q9_a_home_has_at_most_so_many_queues_wherever_they_are(told: str) -> No
     mesh.check_directories()
 
 
-def test_Q2_Q9_a_definition_gives_a_queue_elsewhere_at_most_so_many_topics(
+def test_Q2_Q9_the_limit_of_topics_holds_for_remote_queues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(topic_subscriptions, "TOPICS_MAX", 3)
@@ -75,7 +75,7 @@ def test_Q2_Q9_a_definition_gives_a_queue_elsewhere_at_most_so_many_topics(
     mesh.check_directories()
 
 
-def test_Q9_what_changes_while_a_broker_is_away_is_the_same_at_all_when_it_is_back() -> None:
+def test_Q9_a_returning_broker_gets_all_changes() -> None:
     mesh = Mesh(shared())
     mesh.engine.cut("c")
     asked = [mesh.change("orders", max_deliveries=n) for n in (3, 4)]

@@ -1,6 +1,6 @@
-"""Kafka loses what brokers say, or nobody can read it: it is said again, in order, and nothing else
-notices (M2, M3, M5, H1, H4, R3). That nothing is lost or doubled, whichever words are lost, is
-proved in the simulated worlds (`sim`)."""
+"""Kafka loses messages between brokers, or they cannot be read: they are repeated, in order, and
+nothing else notices (M2, M3, M5, H1, H4, R3). The simulated worlds (`sim`) prove that nothing is
+lost or doubled, whichever messages are lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def check_all_is_confirmed(mesh: Any) -> None:
 
 @pytest.mark.parametrize(("fault", "told"), [(LOST, "mesh_gap"), (UNREADABLE, "mesh_refused")])
 @pytest.mark.parametrize("kind", ["hand_over", "answer", "refusal", "room", "entries", "sync"])
-def test_R3_a_lost_word_is_said_again(kind: str, fault: str, told: str, network: Network) -> None:
+def test_R3_a_lost_message_between_brokers_is_repeated(
+    kind: str, fault: str, told: str, network: Network
+) -> None:
     mesh = Mesh(FAR, FULL, ALL, brokers="ab")
     said: list[str] = []
 
@@ -64,7 +66,7 @@ def test_R3_a_lost_word_is_said_again(kind: str, fault: str, told: str, network:
 
 @pytest.mark.parametrize("kind", ["come", "carry", "answer", "has_moved", "entries"])
 @pytest.mark.parametrize("host", ["a", "b"])
-def test_M5_R3_a_move_ends_though_a_word_of_it_is_lost(
+def test_M5_R3_a_move_completes_despite_a_lost_message(
     kind: str, host: str, network: Network
 ) -> None:
     mesh = Mesh(local("queue", host, "t/queue"))
@@ -84,7 +86,7 @@ def test_M5_R3_a_move_ends_though_a_word_of_it_is_lost(
 
 @pytest.mark.parametrize("far", ["one", "three"])
 @pytest.mark.parametrize("kind", ["answer", "hand_over", "bridge_send", "bridge_receipt"])
-def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
+def test_H1_R3_bridged_messages_arrive_once_despite_a_lost_message(
     kind: str, far: str, network: Network
 ) -> None:
     home = Vpns("one", far)
@@ -100,8 +102,8 @@ def test_H1_R3_what_a_bridge_carries_comes_once_though_a_word_is_lost(
     assert sorted(home.bodies("q")) == ["0", "1", "2", "3", "4", "5"]
 
 
-def test_R3_the_last_word_is_missed_too(network: Network) -> None:
-    """Nothing comes behind it that would show the gap: its sender asks what has arrived."""
+def test_R3_the_loss_of_the_last_message_is_noticed(network: Network) -> None:
+    """No later message would show the gap: the sender asks what has arrived."""
     mesh = Mesh(FAR, brokers="ab")
     network.lose("hand_over")
     mesh.send("a", "t/far")
@@ -110,8 +112,8 @@ def test_R3_the_last_word_is_missed_too(network: Network) -> None:
     assert mesh.whole("far")["depth"] == 1
 
 
-def test_M3_R3_what_nobody_can_read_is_asked_for_again_and_again(network: Network) -> None:
-    """What that broker said behind it waits too, in order; what others say is heard."""
+def test_M3_R3_an_unreadable_message_is_requested_again(network: Network) -> None:
+    """That broker's later messages wait too, in order; those of others are processed."""
     mesh = Mesh(FAR, FULL)
     broken: list[Word] = []
 
@@ -140,7 +142,7 @@ def test_M3_R3_what_nobody_can_read_is_asked_for_again_and_again(network: Networ
 
 
 @pytest.mark.parametrize("keys", [{}, {"partition_key": "/k"}])
-def test_O1_O4_R3_a_lane_keeps_its_order_though_a_word_is_lost(
+def test_O1_O4_R3_a_lane_keeps_its_order_despite_a_lost_message(
     keys: dict[str, Any], network: Network
 ) -> None:
     mesh = Mesh(FAR | keys, brokers="ab")
@@ -154,7 +156,7 @@ def test_O1_O4_R3_a_lane_keeps_its_order_though_a_word_is_lost(
     assert (network.left, got) == ([], list(range(6)))
 
 
-def test_R3_many_lost_words_are_repeated_a_few_a_step(network: Network) -> None:
+def test_R3_many_lost_messages_are_repeated_a_few_a_step(network: Network) -> None:
     """Each once, if nothing more is lost."""
     mesh = Mesh(FAR, local("near", "a"), limits=Limits(again_rows=3))
     mesh.engine.cut("b")
@@ -170,7 +172,7 @@ def test_R3_many_lost_words_are_repeated_a_few_a_step(network: Network) -> None:
     assert sum(word.again for word in network.of("b", "a", "sync")) == 1
 
 
-def test_R3_a_confirmation_that_is_lost_is_asked_for(network: Network) -> None:
+def test_R3_a_lost_confirmation_is_requested(network: Network) -> None:
     mesh = Mesh(local("near", "a"), brokers="ab")
     network.lose("sync", "b", "a")
     answers = mesh.tell(c.Define(definition=local("other", "a")))
@@ -183,11 +185,11 @@ def test_R3_a_confirmation_that_is_lost_is_asked_for(network: Network) -> None:
     check_all_is_confirmed(mesh)
     network.said.clear()
     mesh.advance("1h")
-    assert not network.said, "brokers that have nothing to say are silent"
+    assert not network.said, "brokers with nothing to send are silent"
 
 
-def test_S1_R3_a_message_whose_content_is_missing_is_not_said_again(network: Network) -> None:
-    """It is known as lost where it still is, and those behind it come."""
+def test_S1_R3_a_message_with_lost_content_is_not_repeated(network: Network) -> None:
+    """It is reported as lost where it still is, and later messages arrive."""
     mesh = Mesh(FAR, brokers="ab")
     network.lose("hand_over", times=3)
     for n in range(3):
@@ -207,8 +209,8 @@ def test_S1_R3_a_message_whose_content_is_missing_is_not_said_again(network: Net
     check_all_is_confirmed(mesh)
 
 
-def test_M2_a_broker_that_stays_away_gets_no_more_commands_than_may_wait() -> None:
-    """What is refused says so; messages for it wait as before."""
+def test_M2_a_bounded_number_of_commands_wait_for_an_unreachable_broker() -> None:
+    """Further commands are refused with the reason; messages for it wait as before."""
     mesh = Mesh(local("far", "c"), shared("all"), limits=Limits(unconfirmed_records=5))
     mesh.engine.cut("a")
     for n in range(9):
@@ -232,5 +234,5 @@ def test_M2_a_broker_that_stays_away_gets_no_more_commands_than_may_wait() -> No
     mesh.engine.mend("c")
     mesh.send("c", "all", {"n": 99})
     mesh.advance(SYNC)
-    assert len(take(consumer)) == 1, "room that was not told before is told now"
+    assert len(take(consumer)) == 1, "credit that was not sent before is sent now"
     assert numbers(mesh.take("far")) == list(range(20))

@@ -1,4 +1,4 @@
-"""Queues move while their messages come and wait (M1, M2, M3, M5, P1)."""
+"""Queues move while their messages arrive and wait (M1, M2, M3, M5, P1)."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rules.harness import drain
 from rules.mesh import BROKERS, LOST, NEAR, Mesh, Network, local, numbers, shared, take
 
 
-def test_P1_what_is_sent_again_behind_a_move_is_stored_once() -> None:
-    """Its broker has stored it, and its answer was not heard."""
+def test_P1_a_message_repeated_after_a_move_is_stored_once() -> None:
+    """Its broker has stored it, and the answer was lost."""
     mesh = Mesh(local("q", "a"))
     header = b'{"to":"q","producer":"p","seq":1,"reply":0}'
     for step in range(3):
@@ -28,8 +28,8 @@ def test_P1_what_is_sent_again_behind_a_move_is_stored_once() -> None:
     assert mesh.whole("q")["depth"] == 1
 
 
-def test_M2_while_the_other_broker_is_away_publishes_are_answered_at_once() -> None:
-    """The queue has begun to leave: what comes crosses behind it."""
+def test_M2_publishes_are_answered_at_once_while_the_other_broker_is_away() -> None:
+    """The queue has begun to leave: new messages follow it."""
     mesh = Mesh(local("q", "a"))
     for n in range(2):
         mesh.send("a", "q", n)
@@ -48,8 +48,8 @@ def test_M2_while_the_other_broker_is_away_publishes_are_answered_at_once() -> N
     assert (found[:2], sorted(found)) == ([0, 1], list(range(5)))
 
 
-def test_M3_what_waits_for_a_full_queue_follows_it_in_order() -> None:
-    """At a third broker, and at the one where the queue goes, which then hands it to itself."""
+def test_M3_messages_waiting_for_a_full_queue_follow_it_in_order() -> None:
+    """At a third broker, and at the new host, which then passes them to itself."""
     mesh = Mesh(local("q", "a", "news", max_spool_messages=2))
     for broker, first, to in (("a", 0, "q"), ("b", 10, "news"), ("c", 20, "news")):
         for n in range(2 if to == "q" else 4):
@@ -76,7 +76,7 @@ def test_M1_a_queue_with_keys_moves_within_its_group() -> None:
 
 
 @pytest.mark.parametrize("asked", ["a", "b"])
-def test_M5_a_move_to_a_broker_that_stays_away_is_called_back(asked: str) -> None:
+def test_M5_a_move_to_an_unreachable_broker_can_be_called_back(asked: str) -> None:
     mesh = Mesh(local("q", "b"))
     sent = [mesh.send("b", "q") for _ in range(2)]
     mesh.engine.cut("c")
@@ -97,7 +97,7 @@ def test_M5_a_move_to_a_broker_that_stays_away_is_called_back(asked: str) -> Non
     mesh.check_nothing_moves()
 
 
-def test_M5_a_move_that_has_ended_is_not_called_back_by_its_new_host() -> None:
+def test_M5_the_new_host_refuses_to_call_back_a_finished_move() -> None:
     mesh = Mesh(local("q", "b"))
     mesh.move("q", "c")
     assert mesh.where() == {"q": "c"}
@@ -107,7 +107,7 @@ def test_M5_a_move_that_has_ended_is_not_called_back_by_its_new_host() -> None:
 
 
 @pytest.mark.parametrize("stays", [False, True])
-def test_M5_R3_the_keeper_learns_how_a_move_ended_though_the_word_of_it_is_lost(
+def test_M5_R3_the_keeper_learns_the_end_of_a_move_despite_a_lost_message(
     stays: bool, network: Network
 ) -> None:
     mesh = Mesh(local("q", "b"))
@@ -131,7 +131,7 @@ def test_M5_R3_the_keeper_learns_how_a_move_ended_though_the_word_of_it_is_lost(
     assert mesh.ids("q") == sent
 
 
-def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
+def test_M5_a_move_in_progress_cannot_be_called_back() -> None:
     mesh = Mesh(local("q", "a"))
     mesh.engine.cut("b")
     mesh.move("q", "b")
@@ -145,8 +145,8 @@ def test_M5_what_has_begun_to_go_cannot_be_called_back() -> None:
     assert mesh.where() == {"q": "b"}
 
 
-def test_M5_a_home_of_an_earlier_version_goes_on_with_a_move(network: Network) -> None:
-    """That version entered the new host as soon as the queue had gone. Here Kafka loses the record
+def test_M5_a_move_begun_by_an_earlier_version_continues(network: Network) -> None:
+    """That version entered the new host as soon as the queue had left. Here Kafka loses the record
     that completes the move, so the new host has the messages, and no queue yet."""
     mesh = Mesh(local("q", "a"))
     sent = [mesh.send("a", "q") for _ in range(3)]
@@ -159,12 +159,13 @@ def test_M5_a_home_of_an_earlier_version_goes_on_with_a_move(network: Network) -
     entry.hosts, entry.moves_to, facts.directory_changed = [1], None, True
     mesh.engine.restart()
     network.heal()
-    mesh.admin.define(local("q", "a", max_deliveries=7))  # all hear of its hosts
+    mesh.admin.define(local("q", "a", max_deliveries=7))  # all learn its hosts
     mesh.advance("1s")
     assert (mesh.where()["q"], mesh.ids("q")) == ("b", sent)
 
 
-# ---------------------------------------------------------------- only what is confirmed is dropped
+# ---------------------------------------------------------------- only confirmed messages are
+# dropped
 
 FEW = Limits(live_rows=4, segment_rows=4, bulk_rows=4, beside=1)
 
@@ -190,7 +191,7 @@ class Filled(Mesh):
         return sorted(numbers(got))
 
 
-def test_M5_the_old_host_keeps_what_is_not_confirmed(
+def test_M5_the_old_host_keeps_unconfirmed_messages(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It sends no more than a window, and takes no further steps meanwhile."""
@@ -212,10 +213,10 @@ def test_M5_the_old_host_keeps_what_is_not_confirmed(
 
 
 @pytest.mark.parametrize("command", [c.Ack, c.Subscribe])
-def test_M5_L8_a_command_for_a_queue_that_cannot_leave_yet_is_not_said_again_and_again(
+def test_M5_L8_a_command_for_a_queue_about_to_leave_is_not_sent_repeatedly(
     network: Network, monkeypatch: pytest.MonkeyPatch, command: type
 ) -> None:
-    """An ack waits and goes with the queue. What cannot wait is refused."""
+    """An ack waits and moves with the queue. Commands that cannot wait are refused."""
     mesh = Filled(monkeypatch)
     network.lose("carry", times=100)
     mesh.move("q", "c")
@@ -233,7 +234,7 @@ def test_M5_L8_a_command_for_a_queue_that_cannot_leave_yet_is_not_said_again_and
     assert mesh.found("c") == list(range(1 if command is c.Ack else 0, 12))
 
 
-def test_P1_X5_what_expires_while_its_queue_arrives_comes_once(network: Network) -> None:
+def test_P1_X5_a_message_that_expires_during_a_move_dies_once(network: Network) -> None:
     """The answer for it is lost, so the old host repeats it."""
     mesh = Mesh(*NEAR, local("q", "b", expiration="3s", dead_message_queue="at-c"))
     for _ in range(4):
@@ -248,7 +249,7 @@ def test_P1_X5_what_expires_while_its_queue_arrives_comes_once(network: Network)
     assert mesh.whole("at-c")["counters"]["spooled"] == 4 + len(BROKERS)
 
 
-def test_S9_Q9_alerts_follow_a_queue_that_is_defined_again_while_it_arrives(
+def test_S9_Q9_alerts_follow_a_queue_redefined_during_a_move(
     network: Network,
 ) -> None:
     full = local("q", "b", max_spool_messages=4)
@@ -267,7 +268,7 @@ def test_S9_Q9_alerts_follow_a_queue_that_is_defined_again_while_it_arrives(
     assert mesh.where()["q"] == "c"
 
 
-def test_M5_what_fails_at_the_new_host_is_dead_and_the_queue_moves(
+def test_M5_a_message_that_fails_at_the_new_host_dies_and_the_queue_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mesh = Filled(monkeypatch)
@@ -285,10 +286,10 @@ def test_M5_what_fails_at_the_new_host_is_dead_and_the_queue_moves(
     assert mesh.found("c") == [n for n in range(12) if n not in (5, 7)]
 
 
-def test_M5_a_home_that_an_earlier_version_stopped_in_the_middle_of_a_move_goes_on(
+def test_M5_a_home_stopped_by_an_earlier_version_during_a_move_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """That version forgot messages as soon as it had sent them, and waited for no answer."""
+    """That version forgot messages as soon as it had sent them, without waiting for an answer."""
     mesh = Filled(monkeypatch)
     state = mesh.state("b")
     hand_over, leave = moves._hand_over, moves.leave
@@ -318,7 +319,7 @@ def test_M5_a_home_that_an_earlier_version_stopped_in_the_middle_of_a_move_goes_
     assert mesh.found("c") == list(range(12))
 
 
-def test_M5_a_queue_that_failed_stays_until_it_is_defined_again() -> None:
+def test_M5_a_failed_queue_stays_until_it_is_redefined() -> None:
     mesh = Mesh(local("q", "b"))
     mesh.engine.cut("c")
     answers = mesh.move("q", "c")
@@ -331,8 +332,8 @@ def test_M5_a_queue_that_failed_stays_until_it_is_defined_again() -> None:
     assert mesh.where() == {"q": "c"}
 
 
-def test_M5_a_queue_that_was_called_back_stays_though_the_keeper_does_not_know_it() -> None:
-    """And defines it again meanwhile; also for a broker that begins from its last mark."""
+def test_M5_a_called_back_queue_stays_before_the_keeper_knows() -> None:
+    """It redefines it meanwhile; also on a broker that restarts from its last mark."""
     mesh = Mesh(local("q", "b"))
     mesh.engine.cut("c")
     moved = mesh.move("q", "c")
@@ -353,7 +354,7 @@ def test_M5_a_queue_that_was_called_back_stays_though_the_keeper_does_not_know_i
     mesh.check_nothing_moves()
 
 
-def test_M5_L9_an_early_acknowledgement_goes_with_its_queue() -> None:
+def test_M5_L9_an_early_ack_moves_with_its_queue() -> None:
     mesh = Mesh(local("q", "a"), local("other", "a"))
     sent = mesh.send("a", "other")
     mesh.tell(c.Ack(queue="q", ids=sent))
@@ -364,7 +365,7 @@ def test_M5_L9_an_early_acknowledgement_goes_with_its_queue() -> None:
     assert mesh.whole("q")["counters"]["acknowledged"] == 1
 
 
-def test_M5_a_queue_that_cannot_leave_may_be_called_back_as_well() -> None:
+def test_M5_a_queue_that_cannot_leave_may_be_called_back() -> None:
     """Before the keeper knows that it stays."""
     mesh = Mesh(local("q", "b"))
     mesh.engine.cut("c")

@@ -1,5 +1,5 @@
-"""What is said of messages that are on their way to another broker (R6, L8, L13, M2): it is carried
-out by whoever has them next."""
+"""Commands about messages in transit to another broker (R6, L8, L13, M2): the broker that gets them
+carries the commands out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FAR = local("far", "b", max_spool_messages=1)
 
 
 class OnTheWay(Mesh):
-    """Messages of `q` are on their way from a to b, which does not hear it yet."""
+    """Messages of `q` are in transit from a to b, and do not arrive yet."""
 
     def __init__(self, messages: int = 3) -> None:
         super().__init__(shared("q"), shared("other"), FAR, brokers="ab")
@@ -20,19 +20,19 @@ class OnTheWay(Mesh):
         self.sent = [self.send("a", "q", {"n": n}) for n in range(messages)]
 
     def arrive(self) -> list[int]:
-        """They arrive; what the consumer gets."""
+        """Let them arrive; returns the consumer's messages."""
         self.engine.mend("b")
         return numbers(drain(self.there))
 
 
-def test_R6_what_is_on_its_way_is_shown_as_such() -> None:
+def test_R6_messages_in_transit_are_shown_as_such() -> None:
     seen = OnTheWay().whole("q")
     assert (seen["depth"], seen["moving"], seen["leased"], seen["ready"]) == (0, 3, 0, 0), (
         "neither here nor there"
     )
 
 
-def test_R6_a_purge_means_what_is_on_its_way() -> None:
+def test_R6_a_purge_includes_messages_in_transit() -> None:
     home = OnTheWay()
     assert home.admin.purge("q", where="/n > 0", dry_run=True) == 2
     assert home.admin.purge("q", where="/n > 0") == 2
@@ -40,7 +40,7 @@ def test_R6_a_purge_means_what_is_on_its_way() -> None:
     assert home.whole("q")["counters"]["purged"] == 2
 
 
-def test_L13_an_ack_by_id_means_what_is_on_its_way() -> None:
+def test_L13_an_ack_by_id_includes_messages_in_transit() -> None:
     home = OnTheWay()
     home.consumer("a", 1, "q").ack(ids=home.sent[:2])
     assert home.arrive() == [2]
@@ -48,7 +48,7 @@ def test_L13_an_ack_by_id_means_what_is_on_its_way() -> None:
     assert (counters["acknowledged"], counters["ack_ignored"]) == (2, 0)
 
 
-def test_R6_a_move_and_an_edit_mean_what_is_on_its_way() -> None:
+def test_R6_a_move_and_an_edit_include_messages_in_transit() -> None:
     home = OnTheWay()
     assert home.admin.edit("q", {"seen": "yes"}).count == 3
     assert home.admin.move("q", to="other", where="/n = 1").count == 1
@@ -57,7 +57,7 @@ def test_R6_a_move_and_an_edit_mean_what_is_on_its_way() -> None:
     assert (moved.id, moved.headers["seen"]) == (home.sent[1], "yes")
 
 
-def test_R6_what_waits_for_a_full_queue_is_purged_where_it_waits() -> None:
+def test_R6_messages_waiting_for_a_full_queue_are_purged_where_they_wait() -> None:
     home = OnTheWay()
     home.engine.mend("b")
     home.send("b", "far")

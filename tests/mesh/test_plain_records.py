@@ -1,4 +1,4 @@
-"""Records of plain Kafka topics, over brokers that are clients of their neighbours (M5, S5, Q2).
+"""Records of plain Kafka topics, with brokers that are clients of their neighbours (M5, S5, Q2).
 
 The engine in memory gives such a record to every broker, as each may capture its topic.
 """
@@ -19,7 +19,7 @@ class Home(Mesh):
         return sorted(numbers(self.admin.browse(queue, limit=1_000)))
 
 
-def test_M5_S5_a_record_reaches_all_queues_that_take_it_wherever_they_are() -> None:
+def test_M5_S5_a_captured_record_reaches_all_matching_queues() -> None:
     """One captures the topic at b, one at c; others have subscribed to it, at each broker."""
     listens = {"underlying_topic": "elsewhere", "subscriptions": ["t/>"]}
     home = Home(
@@ -51,7 +51,7 @@ def test_M5_each_partition_of_a_distributed_queue_has_one_reader() -> None:
     assert home.found("all") == home.found("listens") == list(range(9))
 
 
-def test_M5_a_queue_that_takes_plain_records_moves_at_rest() -> None:
+def test_M5_a_capturing_queue_moves_at_rest() -> None:
     home = Home(local("q", "a", underlying_topic="t"))
     home.admin.move_queue("q", "b")
     home.record("t", 1)
@@ -62,8 +62,8 @@ def test_M5_a_queue_that_takes_plain_records_moves_at_rest() -> None:
     assert home.found("q") == [1, 2]
 
 
-def test_M5_S7_a_subscription_takes_plain_records_as_long_as_a_queue_captures_them() -> None:
-    """Each at another broker; what ends takes nothing more, and what was stored stays."""
+def test_M5_S7_a_subscription_gets_plain_records_while_a_queue_captures_them() -> None:
+    """Each at another broker. An ended one gets nothing more and keeps its messages."""
     home = Home(
         local("takes", "a", underlying_topic="t"),
         local("too", "c", underlying_topic="t.*", default_publish_target="t"),
@@ -87,8 +87,8 @@ def test_M5_S7_a_subscription_takes_plain_records_as_long_as_a_queue_captures_th
     assert home.found("again") == [3, 4, 6]
 
 
-def test_M5_Q2_nobody_takes_what_only_another_vpn_captures() -> None:
-    """Whichever broker that VPN's queue is at."""
+def test_M5_Q2_records_captured_by_another_vpn_are_not_taken() -> None:
+    """Whichever broker has that VPN's queue."""
     listens = [local(f"at-{n}", n, underlying_topic=n, subscriptions=["t", "*"]) for n in "abc"]
     for broker in "abc":
         home = Home(local("takes", broker, underlying_topic="t") | {"vpn": "other"}, *listens)

@@ -1,6 +1,6 @@
 """Brokers are added and removed while a home is at rest (M4, M5, P1, L1, L4, L9, O1–O4).
 
-A home that changes is compared with its twin that does not: the same is done to both, and clients
+A home that changes is compared with its twin that does not: both get the same input, and clients
 see the same. Where a home is made of pages by hand, its brokers are driven one by one.
 """
 
@@ -60,7 +60,7 @@ NOW = 1_800_000_000_000  # twins have one time
 
 
 def lease(home: Home, queue: str, backlog: int) -> None:
-    """A consumer without a session and without a client takes messages, where the queue is."""
+    """A consumer without a session and without a client leases messages at the queue's broker."""
     for broker in home.engine.brokers:
         said = c.Subscribe(
             queue=queue, subscription=f"raw-{queue}-{broker.home.name}", max_backlog=backlog,
@@ -71,7 +71,7 @@ def lease(home: Home, queue: str, backlog: int) -> None:
 
 
 def filled(seed: int, limits: Limits) -> Home:
-    """Messages of all kinds; some are leased, some are delayed, some are dead."""
+    """Messages of all kinds; some leased, some delayed, some dead."""
     home = Home(*LEASED, limits=limits)
     home.engine.now = NOW
     chance = random.Random(seed)
@@ -95,7 +95,7 @@ def filled(seed: int, limits: Limits) -> Home:
 
 
 def taken(engine: RestingEngine) -> dict[str, list[Any]]:
-    """What consumers get, queue by queue, in order, until nothing is left."""
+    """The messages that consumers get, queue by queue, in order, until nothing is left."""
     connection = engine.connect(None, "last")
     found: dict[str, list[Any]] = {}
     for queue in NAMES:
@@ -119,15 +119,16 @@ def numbers_of(engine: RestingEngine) -> dict[str, dict[str, Any]]:
 
 @functools.cache
 def unchanged(limits: str) -> tuple[Any, Any]:
-    """The numbers of the twin that does not change, and what consumers get of it."""
+    """The figures of the twin that does not change, and its consumers' messages."""
     engine = filled(0, LIMITS[limits]).engine
     return numbers_of(engine), taken(engine)
 
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("changes", CHANGES)
-def test_M4_a_home_goes_on_as_if_nothing_had_changed(changes: str, limits: str) -> None:
-    """Places, priorities, barriers, lanes, delays, lives, leases, counts (O1–O4, L4, L12, X1)."""
+def test_M4_clients_notice_no_difference(changes: str, limits: str) -> None:
+    """Positions, priorities, barriers, lanes, delays, lives, leases, counts (O1–O4, L4, L12,
+    X1)."""
     engine = filled(0, LIMITS[limits]).engine
     for change in CHANGES[changes]:
         engine.change(**change)
@@ -138,7 +139,7 @@ def test_M4_a_home_goes_on_as_if_nothing_had_changed(changes: str, limits: str) 
         assert found[name] == wanted[name], name
 
 
-def test_M4_the_same_pages_are_made_byte_for_byte() -> None:
+def test_M4_rehoming_makes_the_same_pages_byte_for_byte() -> None:
     engine = filled(1, COLD).engine
     resting = [Resting(b.home.name, b.home.number, dict(b.store.pages)) for b in engine.brokers]
     kept = [dict(one.pages) for one in resting]
@@ -148,8 +149,8 @@ def test_M4_the_same_pages_are_made_byte_for_byte() -> None:
     assert found[0] == found[1]
 
 
-def test_M4_who_is_removed_is_heard_by_the_first_that_stays() -> None:
-    """What a producer repeats is stored once, and answered under the old number (P1)."""
+def test_M4_the_first_remaining_broker_answers_for_a_removed_one() -> None:
+    """A producer's repetition is stored once, and acknowledged under the old number (P1)."""
     home = Home(shared("q"))
     engine = home.engine
     inbox = engine.open_inbox("default.receipts")
@@ -169,7 +170,7 @@ def test_M4_who_is_removed_is_heard_by_the_first_that_stays() -> None:
     assert {one["broker"] for one in again} == {first[0]["broker"]} == {1}
     assert any(one["repeated"] for one in again)
     assert home.depth() == 6
-    publish(0, 2, 3)  # the same name at the broker that stays is another producer
+    publish(0, 2, 3)  # the same name at the remaining broker is another producer
     assert home.depth() == 7
     engine.change(add="c")
     engine.change(remove="a")
@@ -178,8 +179,9 @@ def test_M4_who_is_removed_is_heard_by_the_first_that_stays() -> None:
     assert home.depth() == 9
 
 
-def test_M4_what_a_removed_broker_said_may_come_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A predecessor of its last worker had it on its way to Kafka still: all of it was heard."""
+def test_M4_late_records_of_a_removed_broker_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A predecessor of its last worker still had them in flight to Kafka; all were processed
+    before."""
     home = Home(local("q", "a"))
     said: list[wire.WireRecord] = []
     with monkeypatch.context() as listening:
@@ -204,7 +206,7 @@ def test_M4_what_a_removed_broker_said_may_come_once_more(monkeypatch: pytest.Mo
     assert "mesh_gap" not in events
 
 
-def test_L9_an_ack_that_came_early_waits_where_its_queue_is() -> None:
+def test_L9_an_early_ack_waits_at_its_queues_broker() -> None:
     home = Home(local("q", "b"))
     said = c.Ack(queue="q", subscription="s", ids=str((1 << 48) + 3))
     home.engine.command("default.commands", b"", c.encode_command(said), 1)
@@ -217,7 +219,7 @@ def test_L9_an_ack_that_came_early_waits_where_its_queue_is() -> None:
     assert (seen["depth"], seen["counters"].get("acknowledged")) == (2, 1)
 
 
-def test_M4_what_names_a_removed_broker_is_said_and_nothing_changes() -> None:
+def test_M4_definitions_that_name_the_broker_prevent_its_removal() -> None:
     change = Home(shared("q", type="GroupLocalQueue", initial_owner="b")).engine.change
     for refused, why in (
         ({"remove": "b"}, "initial_owner: 'b'"),
@@ -245,7 +247,7 @@ def test_M4_what_names_a_removed_broker_is_said_and_nothing_changes() -> None:
         ("a.b", "", "its topics would be among the topics of broker 'a'"),
     ],
 )
-def test_M4_a_broker_that_cannot_be_is_not_added(name: str, group: str, why: str) -> None:
+def test_M4_an_invalid_broker_is_not_added(name: str, group: str, why: str) -> None:
     """In memory as on Kafka, so that an application's tests find it."""
     home = Home(shared("q"))
     home.admin.add_broker("c1", group="coast")
@@ -274,7 +276,7 @@ def test_M5_consumers_and_producers_follow_a_queue_that_moves_at_rest() -> None:
         ("none", "b", "there is no such queue"),
     ],
 )  # fmt: skip
-def test_M5_what_cannot_move_at_rest_is_said(queue: str, to: str, why: str) -> None:
+def test_M5_a_refused_move_at_rest_has_a_reason(queue: str, to: str, why: str) -> None:
     with pytest.raises(LakequeueError, match=why):
         Home(local("q"), shared("all")).admin.move_queue(queue, to, pause=True)
 
@@ -310,8 +312,8 @@ def test_M4_S9_messages_that_enter_a_queue_at_rest_set_its_alert() -> None:
 @pytest.mark.parametrize(
     "change", [{"remove": "a", "to": "b"}, {"remove": "c", "to": "a"}, {"add": "d"}]
 )
-def test_M4_M3_what_waits_for_room_at_another_broker_waits_on(change: dict[str, str]) -> None:
-    """Where the one that holds it goes to, or, where the queue comes to it, in the queue."""
+def test_M4_M3_messages_waiting_for_room_elsewhere_keep_waiting(change: dict[str, str]) -> None:
+    """At the new home of their holder, or in the queue if that comes to the holder."""
     home = Home(local("full", "c", "news", max_spool_messages=1), brokers="abc")
     sent = [home.send("a", "news") for _ in range(4)]
     home.engine.change(**change)
@@ -319,8 +321,8 @@ def test_M4_M3_what_waits_for_room_at_another_broker_waits_on(change: dict[str, 
     assert home.depth("full") == 0
 
 
-def test_M4_M3_what_waits_for_a_queue_that_spreads_to_its_own_broker_enters_it_there() -> None:
-    """A queue without keys any more has more hosts when a broker comes (M1)."""
+def test_M4_M3_messages_waiting_for_a_queue_enter_its_new_host() -> None:
+    """A queue that no longer has keys gets more hosts when a broker is added (M1)."""
     home = Home(shared("full", "news", max_spool_messages=1, partition_key="/k"))
     sent = [home.send("b", "news") for _ in range(3)]
     home.admin.define({"name": "full", "partition_key": None})
@@ -329,7 +331,7 @@ def test_M4_M3_what_waits_for_a_queue_that_spreads_to_its_own_broker_enters_it_t
 
 
 @pytest.mark.parametrize("leased", [False, True])
-def test_M4_R6_a_message_in_two_parts_of_a_queue_is_there_once_when_they_are_joined(
+def test_M4_R6_joining_two_parts_of_a_queue_keeps_a_message_once(
     leased: bool,
 ) -> None:
     """A command had moved it from another queue into the second part."""
@@ -350,7 +352,7 @@ def test_M4_R6_a_message_in_two_parts_of_a_queue_is_there_once_when_they_are_joi
     home.engine.check()
 
 
-def test_M4_a_queue_that_has_moved_stays_when_the_broker_that_it_is_defined_at_goes() -> None:
+def test_M4_a_moved_queue_stays_when_its_configured_broker_is_removed() -> None:
     home = Home(local("q", "c"), brokers="abc")
     home.admin.move_queue("q", "b")
     home.advance("1s")
@@ -358,8 +360,8 @@ def test_M4_a_queue_that_has_moved_stays_when_the_broker_that_it_is_defined_at_g
     assert home.where() == {"q": "b"}
 
 
-def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None:
-    """Its queues are the home's directory from then on."""
+def test_M4_a_home_with_one_broker_gets_a_second() -> None:
+    """Its queues form the home's directory from then on."""
     alone = Home(*QUEUES, limits=COLD, brokers="a")
     for _ in range(20):
         alone.send("a", "plain")
@@ -380,8 +382,8 @@ def test_M4_a_home_with_one_broker_that_knew_of_no_other_gets_a_second() -> None
 
 @pytest.mark.parametrize("opened", ["before", "after"])
 def test_M5_a_consumer_follows_a_queue_of_a_home_that_had_one_broker(opened: str) -> None:
-    """What clients are told of queues is numbered on, though one broker counts its events. opened:
-    the connection, before or after the second broker was there."""
+    """The directory's numbering continues, although a single broker counts its events. opened: the
+    connection, before or after the second broker was added."""
     home = Home(brokers="a")
     for n in range(20):
         home.admin.define(local(f"q{n}"))
@@ -397,7 +399,7 @@ def test_M5_a_consumer_follows_a_queue_of_a_home_that_had_one_broker(opened: str
 
 
 def test_M4_an_administrator_adds_and_removes_brokers() -> None:
-    """As over Kafka: what went where is said, and clients go on by themselves."""
+    """As over Kafka: the result names what moved, and clients reconnect by themselves."""
     home = Home(local("q", "b"), shared("everywhere"))
     admin, consumer = home.at["b"].admin(), home.consumer("b", 1, "q")
     admin.add_broker("c", group="west")
@@ -416,8 +418,8 @@ def test_M4_an_administrator_adds_and_removes_brokers() -> None:
     assert home.depth() == 0
 
 
-def test_H5_a_queue_that_is_shut_down_stays_so_and_can_be_opened_when_a_broker_comes() -> None:
-    """Of a home with one broker too, which has no directory yet."""
+def test_H5_a_shut_down_queue_stays_so_when_a_broker_is_added() -> None:
+    """Also in a home with one broker, which has no directory yet."""
     home = Home(shared("q"), brokers="a")
     home.send("a", "q")
     home.admin.shutdown("q", egress=True)
@@ -428,11 +430,12 @@ def test_H5_a_queue_that_is_shut_down_stays_so_and_can_be_opened_when_a_broker_c
     assert consumer.receive(timeout=0) is not None
 
 
-# ---------------------------------------------------------------- what the one that stays lets go
+# ---------------------------------------------------------------- contents that the remaining
+# broker drops
 
 
-def test_M4_S2_a_content_that_one_queue_lets_go_stays_for_the_others() -> None:
-    """It was shared over there, too; the queue that keeps its last message has a later one here."""
+def test_M4_S2_a_content_dropped_by_one_queue_stays_for_the_others() -> None:
+    """It was shared there, too; the queue that keeps its last message has a later one here."""
     home = Home(shared("last", "t", max_spool_usage=0), shared("one", "t"), shared("two", "t"))
     for n, broker in enumerate("ba"):
         home.send(broker, "t", n)
@@ -444,7 +447,7 @@ def test_M4_S2_a_content_that_one_queue_lets_go_stays_for_the_others() -> None:
     assert (spool.messages, spool.bytes) == (0, 0)
 
 
-def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> None:
+def test_M4_S10_one_message_is_left_for_a_queue_that_keeps_the_last() -> None:
     keys = {"reject_msg_to_sender_on_discard": "including-when-shutdown"}
     home = Home(local("last", "a", "t", max_spool_usage=0, **keys))
     home.engine.cut("a")
@@ -462,10 +465,10 @@ def test_M4_S10_what_waited_for_a_queue_that_keeps_its_last_message_is_one() -> 
 
 
 @pytest.mark.parametrize("removed", [False, True])
-def test_M5_the_new_host_of_a_queue_reads_its_topic_from_where_the_old_one_stopped(
+def test_M5_the_new_host_reads_a_captured_topic_from_the_old_position(
     removed: bool,
 ) -> None:
-    """One queue there captures the same topic already, and has read more of it."""
+    """A queue there captures the same topic already, and has read more of it."""
     home = Home(
         local("fed", "a", underlying_topic="plain"), local("near", "b", underlying_topic="plain"),
         local("other", "a", underlying_topic="more"),
@@ -486,7 +489,7 @@ def test_M5_the_new_host_of_a_queue_reads_its_topic_from_where_the_old_one_stopp
     assert captured == {("plain", 0): 5, ("plain", 1): 0, ("more", 0): 3}
 
 
-# ---------------------------------------------------------------- what cannot change now, and why
+# ---------------------------------------------------------------- refusals and their reasons
 
 
 def rest(home: Home) -> list[Resting]:
@@ -497,7 +500,7 @@ def rest(home: Home) -> list[Resting]:
     ]
 
 
-def test_M5_the_endpoint_of_a_bridge_stays_where_it_is() -> None:
+def test_M5_the_endpoint_of_a_bridge_cannot_move() -> None:
     home = Home(local("q", "b"))
     home.admin.bridge({"name": "out", "to": "memory://east", "subscriptions": ["x"]})
     with pytest.raises(ConfigError, match="'#bridge/out' – is the endpoint of a bridge"):
@@ -505,7 +508,7 @@ def test_M5_the_endpoint_of_a_bridge_stays_where_it_is() -> None:
 
 
 @pytest.mark.parametrize("why", ["failed", "busy", "busy, its broker goes"])
-def test_M4_a_queue_with_unfinished_work_stays_where_it_is(why: str) -> None:
+def test_M4_a_queue_with_unfinished_work_cannot_move(why: str) -> None:
     home = Home(local("q", "b"))
     state = home.state("b")
     queue = state.find("default", "q")
@@ -537,7 +540,7 @@ def test_M4_the_heir_carries_out_a_removed_brokers_signed_commands_once() -> Non
 
 
 def test_M4_a_home_with_messages_in_transit_is_not_at_rest() -> None:
-    """Though all that the brokers have said was heard."""
+    """Although all records between brokers were read."""
     home = Home(local("q", "b", "t"))
     home.send("a", "t")
     state = home.state("a")
@@ -549,7 +552,7 @@ def test_M4_a_home_with_messages_in_transit_is_not_at_rest() -> None:
         rehome(rest(home), HomeChange({"a": 0}), 0, b"", Limits())
 
 
-def test_M4_a_home_knows_every_broker_that_was_removed() -> None:
+def test_M4_a_home_remembers_every_removed_broker() -> None:
     """Their records may come again."""
     home = Home(brokers="abc")
     home.engine.change(remove="b")
@@ -558,7 +561,7 @@ def test_M4_a_home_knows_every_broker_that_was_removed() -> None:
 
 
 def test_M4_receipts_that_wait_for_the_tables_go_to_the_heir() -> None:
-    """With how far the tables are known to be written."""
+    """Together with the state of the tables."""
     home = Home(brokers="ab")
     state_of_b = home.state("b")
     needs = {"default.publish/16": 9}

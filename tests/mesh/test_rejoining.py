@@ -1,4 +1,4 @@
-"""Brokers that are all made again, each as of another step, go on together (R3)."""
+"""Rebuilt brokers, each at another step, continue together (R3)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ QUEUES = [
 
 
 class KeptBroker(MortalBroker):
-    """What it was behind each step, how far it had heard others, and what clients had given."""
+    """Keeps its state after each step, its positions in the others' messages, and the clients'
+    inputs."""
 
     def __init__(self, *given: Any) -> None:
         self.spoken: list[Any] = []
@@ -57,12 +58,12 @@ class KeptBroker(MortalBroker):
 
 
 class KeptEngine(MortalEngine):
-    """Brokers that `lose` puts back, each by so many steps, as a rebuild does."""
+    """`lose` puts each broker back by so many steps, as a rebuild does."""
 
     BROKER = KeptBroker  # type: ignore[assignment]
 
     def lose(self, back: dict[str, int], elsewhere: bool = False) -> int:
-        """elsewhere: on another Kafka, which has nothing of what they said to each other."""
+        """elsewhere: on another Kafka, which has none of their messages to each other."""
         known: dict[str, Any] = {broker.home.name: broker for broker in self.brokers}
         last = {name: max(len(one.history) - back[name], 1) for name, one in known.items()}
         steps = agree(last, lambda name, step: known[name].at(name, step))
@@ -99,8 +100,8 @@ class Kept(Mesh):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("seed", range(2 * TIMES))
-def test_R3_brokers_that_are_made_again_go_on_together(seed: int, elsewhere: bool) -> None:
-    """Whatever was sent is in all its queues, once: what lost steps had taken in comes again."""
+def test_R3_rebuilt_brokers_continue_together(seed: int, elsewhere: bool) -> None:
+    """Each message is in all its queues, once: inputs of lost steps come again."""
     draw = random.Random(seed)
     mesh = Kept(*QUEUES)
     engine: Any = mesh.engine
@@ -134,7 +135,7 @@ def sent(*numbers: int) -> list[Sent]:
 
 
 def speaker_at(name: str, step: int) -> RejoiningBroker | None:
-    """a says one thing a step; b hears, of each pair of them, both in its second step."""
+    """a sends one message a step; b receives each pair of them in its second step."""
     if not 1 <= step <= 100:
         return None
     if name == "a":
@@ -143,7 +144,7 @@ def speaker_at(name: str, step: int) -> RejoiningBroker | None:
     return RejoiningBroker("b", 1, {0: Peer("a", heard=step // 2 * 2)})
 
 
-def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
+def test_R3_no_rebuilt_broker_has_received_unsent_messages() -> None:
     assert agree({"a": 100, "b": 100}, speaker_at) == {"a": 100, "b": 100}
     assert agree({"a": 30, "b": 100}, speaker_at) == {"a": 30, "b": 31}
     assert agree({"a": 1, "b": 2}, speaker_at) == {"a": 1, "b": 1}
@@ -151,8 +152,9 @@ def test_R3_nobody_has_heard_what_nobody_has_said() -> None:
         agree({"a": 50, "b": 100}, lambda name, n: speaker_at(name, n) if n in (50, 100) else None)
 
 
-def test_R3_nobody_has_forgotten_what_a_lost_step_confirmed() -> None:
-    """b confirms what it hears, and a forgets that: then it could not say it again."""
+def test_R3_messages_confirmed_by_a_lost_step_are_kept() -> None:
+    """b confirms a message, and a's confirmation is lost with its step: a must still be able to
+    repeat it."""
 
     def confirmed(name: str, step: int) -> RejoiningBroker | None:
         if name == "b":
@@ -164,7 +166,7 @@ def test_R3_nobody_has_forgotten_what_a_lost_step_confirmed() -> None:
     assert agree({"a": 55, "b": 50}, confirmed) == {"a": 55, "b": 50}
 
 
-def test_R3_what_is_unconfirmed_gets_numbers_behind_those_of_lost_steps() -> None:
+def test_R3_unconfirmed_messages_get_numbers_beyond_those_of_lost_steps() -> None:
     a = RejoiningBroker("a", 0, {1: Peer("b", said=30, unconfirmed=sent(27, 28, 29, 30))})
     b = RejoiningBroker("b", 1, {0: Peer("a", heard=28)})
     skip_lost_steps([a, b])

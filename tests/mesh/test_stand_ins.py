@@ -1,5 +1,5 @@
-"""What stands for a queue of another broker follows its definition (M2, Q9, S3), and where queues
-are placed (M1)."""
+"""The stand-in for a queue of another broker follows its definition (M2, Q9, S3); placement of
+queues (M1)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAR = local("far", "c", "news")
 
 
 @pytest.mark.parametrize("asked", BROKERS)
-def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) -> None:
+def test_M2_a_definition_holds_at_every_broker(asked: str) -> None:
     """Also where it names the queue by its synonym, `topic` (Q1): the keeper's own stand-in too."""
     mesh = Mesh(FAR)
     for broker in BROKERS:
@@ -40,8 +40,8 @@ def test_M2_a_definition_counts_at_every_broker_whoever_was_asked(asked: str) ->
     assert mesh.whole("far")["depth"] == 6
 
 
-def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
-    """By whoever is asked: the broker where it waits, `describe` of the queue, the metrics."""
+def test_H2_M3_messages_waiting_for_a_remote_queue_are_shown_with_the_reason() -> None:
+    """In every view: at the broker where they wait, in `describe` of the queue, in the metrics."""
     mesh = Mesh(FAR | {"max_spool_messages": 2})
     for _ in range(5):
         mesh.send("a", "news", b'{"n": 1}')
@@ -76,9 +76,9 @@ def test_H2_M3_what_waits_for_a_queue_elsewhere_is_shown_with_why() -> None:
     assert (told[0], told[-1]) == ("lane_blocked", "lane_flows")
 
 
-def test_S4_M2_what_a_stand_in_discards_is_told_and_journaled_under_the_name_of_its_queue() -> None:
-    """Else the publisher would learn a name that only the engine has, and a replay of the queue
-    would not bring it back (R4)."""
+def test_S4_M2_discards_of_a_stand_in_carry_the_name_of_its_queue() -> None:
+    """Otherwise the publisher would see an internal name, and a replay of the queue would not bring
+    the message back (R4)."""
     mesh = Mesh(FAR)
     mesh.send("a", "news")
     mesh.admin.shutdown("#out/far", ingress=True)
@@ -87,7 +87,7 @@ def test_S4_M2_what_a_stand_in_discards_is_told_and_journaled_under_the_name_of_
     assert [row["queue"] for row in mesh.events("discarded")] == ["far"]
 
 
-def test_M3_S7_an_answer_about_something_earlier_takes_nothing_back(network: Network) -> None:
+def test_M3_S7_a_stale_answer_changes_nothing(network: Network) -> None:
     """It is about an earlier attempt, or about an earlier queue of this name."""
     mesh = Mesh(FAR)
     network.fault = lambda word: LOST if word.kind == "hand_over" else None
@@ -107,8 +107,8 @@ def test_M3_S7_an_answer_about_something_earlier_takes_nothing_back(network: Net
     assert after(attempt, born) == [READY] * 3
 
 
-def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:
-    """A start with ten thousand queues looked at each of them for each."""
+def test_M1_placing_a_queue_costs_no_scan_of_the_others() -> None:
+    """A start with ten thousand queues scanned all of them for each."""
     placed = QueuePlacement(MeshFacts(brokers={"a": 0, "b": 1}, entries={"v": {}}))
     own = parse_definition(local("q", vpn="v"))
     for number, name in ((0, "x"), (1, "y"), (1, "z")):
@@ -124,10 +124,10 @@ def test_M1_placing_a_queue_takes_no_look_at_all_others() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "with others"])
-def test_M3_a_message_whose_storing_fails_is_dropped_and_holds_no_lane_back(
+def test_M3_a_message_that_cannot_be_stored_is_dropped_and_blocks_no_lane(
     together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several, each is tried by itself."""
+    """Of several messages, each is tried by itself."""
     mesh, take_in = Mesh(FAR), handover.take_in
 
     def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
@@ -147,7 +147,7 @@ def test_M3_a_message_whose_storing_fails_is_dropped_and_holds_no_lane_back(
     assert len([e for e in mesh.at["c"].admin().events() if e["event"] == "mesh_refused"]) > 0
 
 
-def test_S8_M3_a_broker_without_spool_files_takes_nothing_from_others() -> None:
+def test_S8_M3_a_broker_without_spool_files_refuses_messages_of_others() -> None:
     mesh = Mesh(FAR)
     header = mesh.state("c").header
     header.system = msgspec.structs.replace(header.system, max_spool_files=0)
@@ -158,7 +158,7 @@ def test_S8_M3_a_broker_without_spool_files_takes_nothing_from_others() -> None:
     assert mesh.bodies("far") == [b"{}"]
 
 
-def test_M3_a_lane_that_flows_again_has_its_whole_window() -> None:
+def test_M3_an_unblocked_lane_has_its_whole_window() -> None:
     mesh = Mesh(FAR | {"max_spool_messages": 1})
     for n in range(2):
         mesh.send("a", "news", n)
@@ -172,8 +172,8 @@ def test_M3_a_lane_that_flows_again_has_its_whole_window() -> None:
     assert queue.header.subscriptions[0].held == 10
 
 
-def test_M3_what_was_sent_before_a_refusal_waits_behind_what_was_refused() -> None:
-    """Though it would fit. Both are under way when the first one is refused."""
+def test_M3_messages_sent_before_a_refusal_wait_behind_the_refused_one() -> None:
+    """Although they would fit. Both are in transit when the first one is refused."""
     mesh = Mesh(FAR | {"max_spool_usage": 100})
     mesh.send("a", "news", b"1" * 60)
     mesh.engine.cut("c")

@@ -1,5 +1,5 @@
-"""`python -m sim 17` lives the world of a seed, and shrinks what fails; `--soak 1000` many;
-`--mutants` hunts the planted bugs, or those that it names."""
+"""`python -m sim 17` runs the world of a seed, and shrinks a failure; `--soak 1000` runs many;
+`--mutants` hunts all planted bugs, or those named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MUTANT_SEEDS = 500
 
 
 def try_one(seed: int) -> tuple[int, str]:
-    """A seed, and what is wrong in its world."""
+    """A seed, and the failure of its world."""
     try:
         run(seed)
     except Failed as failed:
@@ -28,7 +28,7 @@ def try_one(seed: int) -> tuple[int, str]:
 
 
 def soak(first: int, count: int, processes: int) -> int:
-    """Many worlds; how many fail."""
+    """Run many worlds; returns the number of failures."""
     begun, failures = time.monotonic(), 0
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(try_one, seed) for seed in range(first, first + count)]
@@ -44,7 +44,7 @@ def soak(first: int, count: int, processes: int) -> int:
 
 
 def show(seed: int) -> int:
-    """Live one world; shrink and tell what fails."""
+    """Run one world; shrink and print a failure."""
     begun = time.monotonic()
     try:
         world = run(seed)
@@ -61,7 +61,7 @@ def show(seed: int) -> int:
 
 
 def hunt_all(names: Collection[str], processes: int) -> int:
-    """These planted bugs; how many no world finds."""
+    """Hunt these planted bugs; returns the number that no world finds."""
     missed = 0
     with ProcessPoolExecutor(processes) as pool:
         hunts = {name: pool.submit(hunt, name, MUTANT_SEEDS) for name in names}

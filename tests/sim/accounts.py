@@ -1,6 +1,6 @@
-"""What clients saw and what the journal says, held against each other. It knows no code of the
-core: only who sent what, what receipts and deliveries said, and which queues take which topics.
-"""
+"""The clients' observations and the journal, checked against each other. It uses no code of the
+core: only the sent messages, the contents of receipts and deliveries, and which queues take which
+topics."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ read_journal = msgspec.msgpack.Decoder(Journal).decode
 
 
 class Wrong(AssertionError):
-    """What must not happen."""
+    """A broken promise."""
 
 
 def must(holds: bool, what: str) -> None:
-    """Raise Wrong."""
+    """Raise Wrong unless it holds."""
     if not holds:
         raise Wrong(what)
 
 
 @dataclass(slots=True)
 class Sent:
-    """A message as its producer knows it. copies: offsets at which it stands in Kafka; refused:
-    somebody was told so; discarded: by these queues."""
+    """A message as its producer knows it. copies: its offsets in Kafka; refused: its producer got a
+    nack; discarded: by these queues."""
 
     to: str
     n: int
@@ -81,15 +81,15 @@ class Accounts:
     happened: set[str] = field(default_factory=set)  # kinds of commands that were given
     purged: set[str] = field(default_factory=set)
     rejected: set[tuple[str, int]] = field(default_factory=set)
-    gone: set[str] = field(default_factory=set)  # queues that may be deleted, and made again
+    gone: set[str] = field(default_factory=set)  # queues that may be deleted and recreated
     acked_in: set[str] = field(
         default_factory=set
     )  # an administrator acknowledged messages of these
-    moved_to: set[str] = field(default_factory=set)  # queues in which deliveries count anew
+    moved_to: set[str] = field(default_factory=set)  # queues in which deliveries are counted anew
     undeliverable: set[tuple[str, int]] = field(default_factory=set)
     repeated: int = 0
 
-    # ------------------------------------------------------------ what producers see
+    # ------------------------------------------------------------ producers
 
     def expected(self, one: Sent) -> set[str]:
         """The queues that must have had a message."""
@@ -97,7 +97,7 @@ class Accounts:
         return {q for q in queues if q not in self.odd or one.n % 2} - one.discarded - self.gone
 
     def stored(self, key: tuple[str, int], number: int) -> None:
-        """A receipt says that a message is stored under this id; 0: that it is settled."""
+        """A receipt confirms a message as stored under this id; 0: as settled."""
         one = self.sent.get(key)
         must(one is not None, f"a receipt for {key}, which nobody sent")
         assert one is not None
@@ -110,7 +110,7 @@ class Accounts:
             one.number = 0
 
     def nacked(self, key: tuple[str, int], why: str) -> None:
-        """A receipt says that it is refused."""
+        """A receipt reports it as refused."""
         one = self.sent.get(key)
         must(one is not None, f"a refusal of {key}, which nobody sent")
         assert one is not None
@@ -125,12 +125,12 @@ class Accounts:
         one.ids.add(number)
         must(len(one.ids) == 1, f"{key} has the ids {sorted(one.ids)}")
 
-    # ------------------------------------------------------------ what consumers see
+    # ------------------------------------------------------------ consumers
 
     def delivered(self, seen: Seen, payload: dict[str, Any]) -> bool:
-        """A consumer gets a message of a queue; whether it is one that it had not. A worker that
-        begins again sends its last deliveries again, to the subscription that they were for; its
-        consumer may have gone to another broker since."""
+        """A consumer gets a message of a queue. Returns whether it is new to it. A restarted worker
+        repeats its last deliveries to their subscription, whose consumer may have moved to another
+        broker since."""
         one, queue = self.sent.get(seen.key), seen.queue
         must(one is not None, f"{queue} delivers {seen.key}, which nobody sent")
         assert one is not None
@@ -156,10 +156,10 @@ class Accounts:
         known[seen.subscription, seen.number] = seen
         return True
 
-    # ------------------------------------------------------------ in the end
+    # ------------------------------------------------------------ the end
 
     def judge(self, kafka: Kafka) -> Counter[str]:
-        """All is quiet and drained. Gives how often each event stands in the journal."""
+        """All is quiet and drained. Returns the count of each event in the journal."""
         lives = Lives(self)
         lives.read(kafka)
         lives.judge()
@@ -167,8 +167,8 @@ class Accounts:
         return lives.events
 
     def _judge_order(self, lives: Lives) -> None:
-        """Deliveries stand in the order in which messages came to Kafka (O1, O4): to each consumer,
-        and from step to step. What goes out in one step goes to several at once."""
+        """Deliveries are in the order in which messages came to Kafka (O1, O4): to each consumer,
+        and from step to step. Deliveries of one step go to several at once."""
         for queue, by in self.ordered.items():
             if queue in self.loose:
                 continue
@@ -184,7 +184,7 @@ class Accounts:
             self._ascend(queue, by, sorted(in_steps))
 
     def _ascend(self, queue: str, by: str, found: list[tuple[str, int, int]]) -> None:
-        """found: to whom, in which step, which message. Of one step any order will do."""
+        """found: consumer, step, message. Within one step any order is right."""
         lanes: dict[Any, list[tuple[int, int]]] = defaultdict(list)
         for whom, step, number in found:
             if number not in self.by_id or (queue, number) in self.anew:
@@ -200,14 +200,14 @@ class Accounts:
 
 
 class Lives:
-    """From the journal: where each message was born and how it left."""
+    """From the journal: where each message was created and how it left."""
 
     def __init__(self, accounts: Accounts) -> None:
         self.accounts = accounts
         self.events: Counter[str] = Counter()
         self.births: Counter[tuple[str, int]] = Counter()
-        self.back: Counter[tuple[str, int]] = Counter()  # born by a redrive or a move
-        self.ids: dict[tuple[str, int, int, int], int] = {}  # where a message came from → its id
+        self.back: Counter[tuple[str, int]] = Counter()  # created by a redrive or a move
+        self.ids: dict[tuple[str, int, int, int], int] = {}  # the message's origin → its id
         self.cancels: Counter[tuple[str, int]] = Counter()
         self.first: dict[tuple[str, str, int], int] = {}  # queue, broker, id → step
         self.leased: defaultdict[tuple[str, int], set[int]] = defaultdict(set)  # by lane
@@ -322,7 +322,7 @@ class Lives:
             if one.refused or not (found or a.expected(one)):
                 continue
             if is_plain and not found and {"shut plain", "define plain", "limited"} & a.happened:
-                continue  # S5: turned away
+                continue  # S5: refused
             must(bool(found), f"{key} is settled ({one.number}), and stored nowhere")
             number = found.pop()
             assert number is not None

@@ -1,5 +1,5 @@
-"""Clients that speak the wire: producers, consumers, an administrator. They believe what they are
-told, send again what is not answered, and tell the accounts what they see."""
+"""Clients on the wire: producers, consumers, an administrator. They trust the engine's answers,
+repeat what is not answered, and report their observations to the accounts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ INBOX, RECEIPTS = topics.topic(VPN, topics.DELIVERIES), topics.topic(VPN, topics
 
 
 class Net:
-    """How clients' records get to Kafka: some are lost, some come twice."""
+    """The clients' records on their way to Kafka: some are lost, some come twice."""
 
     def __init__(self, kafka: Kafka, rng: random.Random) -> None:
         self.kafka, self.rng = kafka, rng
@@ -61,7 +61,7 @@ class Producer:
         return sorted(self._open)
 
     def send(self, to: str, n: int, rng: random.Random, **given: Any) -> None:
-        """Send a message, or a run of some."""
+        """Send a message, or a batch."""
         count = rng.choice((1, 1, 1, 3))
         header = PublishHeader(
             to=to, producer=self.name, seq=self._seq + 1, reply=self.number,
@@ -88,12 +88,12 @@ class Producer:
         self._write(place, value, header)
 
     def send_again(self) -> None:
-        """What is not answered."""
+        """Repeat unanswered messages."""
         for header_seq in sorted({header.seq for _, _, header in self._open.values()}):
             self._write(*next(o for o in self._open.values() if o[2].seq == header_seq))
 
     def arrive_late(self) -> None:
-        """What was sent last comes to Kafka once more, answered or not."""
+        """The last record reaches Kafka once more, answered or not."""
         if self._last is not None:
             self._write(*self._last)
 
@@ -106,7 +106,7 @@ class Producer:
                 self._accounts.sent[self.name, seq].copies.append((*place, at))
 
     def listen(self) -> None:
-        """Read the receipts that have come."""
+        """Read new receipts."""
         for record in self._net.kafka.read((RECEIPTS, self.number), self._read, 1000):
             self._read = record.at + 1
             told = json.loads(record.own_value or b"")
@@ -128,7 +128,7 @@ class Producer:
 
 
 class Consumer:
-    """One subscription of one session, under new names as often as it has to begin again."""
+    """One subscription of one session, under a new name after each restart."""
 
     def __init__(
         self, name: str, queue: str, broker: int, inbox: int, mode: str, rng: random.Random,
@@ -159,7 +159,7 @@ class Consumer:
         self._net.command(self.broker, make(c.ReplyTo(INBOX, self.inbox, request)))
 
     def bind(self) -> None:
-        """Subscribe, or ask once more."""
+        """Subscribe, or repeat the request."""
         self._ask(
             "subscribe",
             lambda reply: c.Subscribe(
@@ -171,7 +171,7 @@ class Consumer:
         )  # fmt: skip
 
     def begin_again(self) -> None:
-        """Under a new name: what the old one held is not ours."""
+        """Restart under a new name: messages held under the old one are not ours."""
         self._starts += 1
         self._flow = 0
         self.is_bound = False
@@ -179,7 +179,7 @@ class Consumer:
         self.bind()
 
     def adjust(self, most: int | None) -> None:
-        """Want so many messages at once; None: want none any more, under this name."""
+        """Set the backlog; None: end the subscription under this name."""
         about = {"queue": self.queue, "subscription": self.subscription}
         if most is None:
             self._net.command(self.broker, c.Unsubscribe(**about))
@@ -188,7 +188,7 @@ class Consumer:
             self._net.command(self.broker, c.SetBacklog(**about, max_backlog=most))
 
     def beat(self) -> None:
-        """Say that we live, and hear whether the broker knows us."""
+        """Send a heartbeat, and read whether the broker knows the session."""
         if not self.is_bound:
             self.bind()
             return
@@ -199,7 +199,7 @@ class Consumer:
         self.is_gone = True
 
     def listen(self) -> int:
-        """Read what has come; how many messages."""
+        """Read new deliveries; returns the number of messages."""
         found = 0
         for record in self._net.kafka.read((INBOX, self.inbox), self._read, 1000):
             self._read = record.at + 1
@@ -259,7 +259,7 @@ class Consumer:
                 self.settle("ack", [number])
 
     def _arrived(self, subscription: str, base: int, first: int, n: int) -> None:
-        """Transport acks: all up to a number of the flow is here (C1)."""
+        """Transport acks: everything up to a number of the flow has arrived (C1)."""
         if subscription != self.subscription:
             return
         self._flow = max(self._flow, base - 1)
@@ -310,7 +310,7 @@ class Admin:
         self._asked: dict[str, tuple[int, c.Command]] = {}
 
     def tell(self, broker: int, command: c.Command) -> str:
-        """Give a command; under which name the answer comes."""
+        """Give a command. Returns the name of its answer."""
         self._requests += 1
         request = f"admin/{self._requests}"
         reply = c.ReplyTo(INBOX, self.inbox, request)
@@ -319,7 +319,7 @@ class Admin:
         return request
 
     def listen(self) -> list[Any]:
-        """The results that have come. Of a long one the next part is asked for."""
+        """The new results. The next part of a long one is requested."""
         found = []
         for record in self._net.kafka.read((INBOX, self.inbox), self._read, 1000):
             self._read = record.at + 1

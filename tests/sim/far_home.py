@@ -1,9 +1,8 @@
-"""A second home with a Kafka of its own, and the bridge that leads to it (H1, H2, H3, P1).
+"""A second home with a Kafka of its own, and the bridge to it (H1, H2, H3, P1).
 
-The far home is a `Home` like the near one, with one broker and no producers: what comes, comes
-over the bridge. Between the two stands a copier, as the engine has it. It remembers nothing that
-counts: the link is cut, the copier begins again somewhere before, and a record is left out until it
-does.
+The far home is a `Home` like the near one, with one broker and no producers: all its messages come
+over the bridge. A copier connects the two, as in the engine. Its memory does not matter: when the
+link is cut, it starts again somewhere before, and a record may be missing until then.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ HAPPENINGS = (
 
 
 def near_end(carrier: str) -> dict[str, Any]:
-    """The bridge, as the near home has it."""
+    """The bridge, as the near home defines it."""
     lanes = "per-destination"
     return {
         "name": BRIDGE, "from": carrier, "to": "memory://there", "subscriptions": ["far/>"],
@@ -60,7 +59,7 @@ class FarHome(FaultyHome):
 
     def __init__(self, seed: int, limits: Limits, near: Home) -> None:
         self.seed, self.near = seed, near
-        self.came: dict[int, bytes] = {}  # what came over the bridge, by offset
+        self.came: dict[int, bytes] = {}  # records from the bridge, by offset
         self.rng = random.Random(f"far {seed}")
         self.names = (FAR,)
         self.queues = sorted(FAR_QUEUES)
@@ -99,13 +98,13 @@ class FarHome(FaultyHome):
             self._let_work(self.rng)
 
     def happen(self, rng: random.Random) -> None:
-        """Something happens over there."""
+        """One event in the far home."""
         self.kafka.now = max(self.kafka.now, self.near.kafka.now)
         getattr(self, f"do_{rng.choice(HAPPENINGS)}")(rng)
         self.near.kafka.now = self.kafka.now
 
     def know(self) -> None:
-        """What was sent over there by now."""
+        """Read what was sent to the far home by now."""
         for key, one in self.near.accounts.sent.items():
             if one.to in FAR_TOPICS and key not in self.accounts.sent:
                 self.accounts.sent[key] = replace(one, ids=set(), discarded=set(), number=None)
@@ -133,7 +132,7 @@ class FarHome(FaultyHome):
 
 
 class Copier:
-    """Copies between the two. at: how far, by topic; ever: how far it ever was."""
+    """Copies between the two. at: positions by topic; ever: the furthest positions."""
 
     def __init__(self, near: Home, far: FarHome) -> None:
         self.near, self.far = near, far
@@ -145,8 +144,8 @@ class Copier:
         self._read = 0  # of the directory
 
     def _carriers(self) -> list[str]:
-        """Near brokers for which it copies: for all while there are faults, as if copiers of
-        earlier ones still ran; in the end those that the directory names."""
+        """Near brokers for which it copies: during faults all, as if old copiers still ran; in the
+        end those in the directory."""
         for record in self.near.kafka.read((DIRECTORY, 0), self._read, 1 << 30):
             self._read = record.at + 1
             about = record.own_key, record.own_value, record.own_headers or ()
@@ -155,14 +154,14 @@ class Copier:
         return [name for name in self.near.sites if name in names or not self.near.calm]
 
     def say(self) -> None:
-        """Whether the way is open."""
+        """Whether the link is up."""
         self._said = home_bridges.WAITING if self.is_cut else home_bridges.OPEN
         state = home_bridges.CopierState(self._said, "cut" if self.is_cut else "")
         for name in self._carriers():
             self._tell(name, home_bridges.encode(state))
 
     def happen(self, rng: random.Random) -> None:
-        """Copy some records; or be cut, begin again, leave one out."""
+        """Copy some records; or cut the link, restart, leave one out."""
         what = rng.random()
         if what < 0.15:
             self.is_cut = not self.is_cut
@@ -177,7 +176,7 @@ class Copier:
             self.copy(rng.choice((1, 2, 5)))
 
     def copy(self, most: int) -> int:
-        """Copy both ways; how many records."""
+        """Copy both ways; returns the number of records."""
         self.far.know()
         copied = 0
         for name in self._carriers():
@@ -192,7 +191,7 @@ class Copier:
                 self.far.came[at] = value or b""
                 copied += 1
         for record in self._next(self.far.kafka, ANSWERS, most):
-            if self._loses:  # it is said again when what it answers comes again
+            if self._loses:  # the answer is repeated when its record comes again
                 self._loses = False
                 self.far.kafka.trim((ANSWERS, 0), record.at + 1)
                 continue
@@ -203,7 +202,7 @@ class Copier:
         return copied
 
     def begin_again(self) -> None:
-        """As it does when nothing is answered."""
+        """Restart, as it does when no answer comes."""
         self._loses = self._leaves_out = False
         self._at = {}
 

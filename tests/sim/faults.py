@@ -1,5 +1,5 @@
-"""What goes wrong in the simulated home (`do_…`), and its end: once faults end, all that is left
-must drain in a bounded number of rounds, and the judges look at it."""
+"""The faults of the simulated home (`do_…`), and their end: once faults end, everything must drain
+in a bounded number of rounds, and the judges check the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .replaying import judge_replay
 from .traffic import NO_LIMITS, Traffic
 from .worker import POINTS, Site
 
-ROUNDS = 300  # in which a home whose faults ended must be empty
-MENDED_IN = 60  # rounds, in which limits end
-IDLE = 4  # rounds without news, before it is called empty
+ROUNDS = 300  # within these a home without faults must be empty
+MENDED_IN = 60  # rounds within which limits end
+IDLE = 4  # rounds without news before it counts as empty
 
 
 class FaultyHome(Traffic):
@@ -46,7 +46,7 @@ class FaultyHome(Traffic):
             worker.die()
 
     def do_replace(self, rng: random.Random) -> None:
-        """Somebody thinks that a broker is dead, and starts it again."""
+        """The engine takes a broker for dead and starts it again."""
         site = self._site(rng)
         if site.worker is not None and rng.random() < 0.7:  # while it is writing
             site.worker.slow = 2
@@ -54,7 +54,7 @@ class FaultyHome(Traffic):
         self.open(site, rng)
 
     def do_restart(self, rng: random.Random) -> None:
-        """A worker ends in good order, and the next one goes on from its state."""
+        """A worker stops cleanly, and the next one continues from its state."""
         site = self._site(rng)
         if end_in_order(self, site):
             assert site.worker is not None
@@ -69,8 +69,8 @@ class FaultyHome(Traffic):
             site.saved.pop()
 
     def do_lose(self, rng: random.Random) -> None:
-        """Kafka loses what one broker said to another, before it is heard, or what it says next; or
-        nobody can read it."""
+        """Kafka loses a message between brokers before it is read, or the next one; or it cannot be
+        read."""
         site = self._site(rng)
         place = topics.topic(site.name, topics.MESH), 0
         log = self.kafka.partitions.get(place, [])
@@ -94,7 +94,7 @@ class FaultyHome(Traffic):
             self.do_other(rng)
 
     def _taken(self, site: Site, place: tuple[str, int]) -> int:
-        """Up to where somebody who runs a broker, or ran it, has read."""
+        """The position up to which a worker of that broker, present or past, has read."""
         workers = [one for one in [site.worker, *self.zombies] if one and one.site is site]
         read = [worker.driver.offsets.get(place, 0) for worker in workers]
         for ranges in site.log.ever.values():
@@ -131,7 +131,7 @@ class FaultyHome(Traffic):
         self.kafka.leave_hole(rng.choice(list(self.kafka.partitions)[:8]))
 
     def do_retain(self, rng: random.Random) -> None:
-        """Kafka deletes what every saved state has behind it."""
+        """Kafka deletes records that every saved state has read."""
         needed: dict[tuple[str, int], int] = {}
         for site in self.sites.values():
             for saved in site.saved:
@@ -143,7 +143,7 @@ class FaultyHome(Traffic):
             self.kafka.trim(place, at)
 
     def drain(self) -> None:
-        """Faults end; what is left is taken, in a bounded number of rounds."""
+        """Faults end; everything left is consumed, in a bounded number of rounds."""
         rng = random.Random(self.seed)
         self.end_faults(rng)
         quiet = 0
@@ -157,7 +157,7 @@ class FaultyHome(Traffic):
         must(not self.left(), f"in {ROUNDS} rounds it did not drain: {self.left()}")
 
     def end_faults(self, rng: random.Random) -> None:
-        """All go on, and somebody takes what there is."""
+        """All continue, and a consumer takes everything."""
         self.calm = True
         self.net.lost = self.net.twice = 0.0
         self.kafka.loses.clear()
@@ -181,8 +181,8 @@ class FaultyHome(Traffic):
             self._consume(queue, rng, "auto")
 
     def _mend_queues(self) -> None:
-        """Somebody defines the queues again that failed, and opens those that are still shut down:
-        the first broker takes no change while too many wait."""
+        """Redefine failed queues, and open those still shut down: the first broker refuses changes
+        while too many wait."""
         for site in self.sites.values():
             if site.worker is not None and not site.worker.is_over:
                 for queue in site.worker.driver._replica.broker.queues.values():
@@ -193,7 +193,7 @@ class FaultyHome(Traffic):
                         self.admin.tell(site.number, c.Shutdown(queue=name))
 
     def round(self, n: int, rng: random.Random) -> int:
-        """Half a second of everybody's life; how much happened in it."""
+        """Half a second of everybody's life; returns the number of events."""
         if n % 10 == 0:
             self._mend_queues()
             for queue in sorted({*self.others} - {one.queue for one in self.consumers}):
@@ -218,7 +218,7 @@ class FaultyHome(Traffic):
         return heard
 
     def left(self) -> str:
-        """What is still there; empty if nothing is."""
+        """What is left; empty if nothing is."""
         for producer in self.producers:
             if producer.waits:
                 return f"{producer.name} waits for receipts of {producer.waits}"
@@ -247,9 +247,9 @@ class FaultyHome(Traffic):
             must(found.count(found[0]) == len(found), f"brokers know {name!r} differently: {found}")
 
     def _judge_ranges(self, site: Site) -> None:
-        """Its steps took each record that was there once, and left none out. A home that changed
-        says where it reads on: of a captured partition that another broker had, where that was. It
-        may have read further, for none of its queues (`reading_positions`)."""
+        """Its steps took each available record once, and skipped none. After a change of brokers
+        the home names its positions: in a captured partition of another broker, where that one
+        stopped. It may have read further, for none of its queues (`reading_positions`)."""
         due: dict[tuple[str, int], int] = {}
         begins = dict(site.begins)
         for step, ranges in sorted(site.log.ever.items()):
@@ -265,7 +265,7 @@ class FaultyHome(Traffic):
 
 
 def judge_rest(site: Site) -> None:
-    """A broker without messages keeps nothing of them, and has nothing unfinished."""
+    """A broker without messages keeps nothing of them, and has no unfinished work."""
     assert site.worker is not None
     broker = site.worker.driver._replica.broker
     spool, mesh = broker.spool, broker.mesh
@@ -284,23 +284,23 @@ def judge_rest(site: Site) -> None:
 
 OF_MOVING = ("moves", "leaving", "arriving", "retries")
 
-# What brokers say of messages in transit, of moving queues, and of the directory.
+# Messages between brokers about messages in transit, moving queues, and the directory.
 OF_DIRECTORY = ("entries", "forward", "sync")
 OF_MESSAGES = ("hand_over", "answer", "room", "bridge_send", "bridge_receipt")
 OF_MOVES = ("come", "carry", "answer", "has_moved")
 
 
 def nothing(record: Record) -> None:
-    """What is left of a lost record."""
+    """The rest of a lost record: nothing."""
 
 
 def unreadable(record: Record) -> Record:
-    """The same record with a body that nobody can read."""
+    """The same record with an invalid body."""
     envelope = mesh_messages.decode(record.own_value)
     broken = msgspec.structs.replace(envelope, body=msgspec.Raw(b"\x01"))
     return replace(record, own_value=msgspec.msgpack.encode(broken))
 
 
 def kind_of_word(record: Record) -> str:
-    """What kind of a word of a broker of this home a record is; empty if it is none."""
+    """The kind of a message between this home's brokers; empty if the record is none."""
     return "" if sender_of(record) is None else mesh_messages.decode(record.own_value).kind

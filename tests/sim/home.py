@@ -1,6 +1,6 @@
 """A whole home in one process, from one seed: its brokers, Kafka, the store, and its clients.
 
-What happens in it is in `traffic` and `faults`.
+Its events are in `traffic` and `faults`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .kafka import Fenced, Kafka
 from .worker import Died, Site, Worker
 
 PLAIN = "orders"
-OTHERS = ("other", "new", "newer")  # queues that come and go, and are not judged closely
+OTHERS = ("other", "new", "newer")  # queues that come and go, and are judged less closely
 LEASE_MS, BEAT_MS = 2_000, 8_000
 
 QUEUES: dict[str, dict[str, Any]] = {
@@ -65,7 +65,7 @@ LIMITS = (
 
 
 class Home:
-    """One home, and everybody around it. others: queues that come and go."""
+    """One home with its clients. others: queues that come and go."""
 
     others: tuple[str, ...] = OTHERS
     has_tables = False  # whether receipts may wait for them
@@ -100,14 +100,14 @@ class Home:
         self.has_tables = rng.random() < 0.3
         self.limited: set[str] = set()  # queues with a limit that may hold messages back for ever
         self.n = 0
-        self.numbers = len(self.names)  # of brokers that ever were
+        self.numbers = len(self.names)  # of all brokers there ever were
         self.told: list[str] = []
         self.calm = False
         self.last_beat = self.kafka.now
         self._begin()
 
     def destinations(self) -> list[str]:
-        """Where messages are sent."""
+        """The destinations of messages."""
         return [*self.accounts.takes, *TOPICS]
 
     def brokers_of(self, rng: random.Random) -> int:
@@ -124,7 +124,7 @@ class Home:
         return sizes
 
     def _begin(self) -> None:
-        """The engine says what the home is."""
+        """The engine's first instructions."""
         queues = []
         for n, name in enumerate(self.queues):
             one = {
@@ -155,11 +155,11 @@ class Home:
             self._let_work(self.rng)
 
     def bridges(self) -> list[dict[str, Any]]:
-        """Those of the configuration."""
+        """The bridges of the configuration."""
         return []
 
     def begin_site(self, site: Site, instructions: list[tuple[str, bytes]]) -> None:
-        """A broker begins: the engine tells it what it has to know."""
+        """A broker starts: the engine gives it the facts that it needs."""
         if "plain" in self.queues:
             site.captured = [PLAIN]
         place = topics.topic(site.name, topics.INSTRUCTIONS), 0
@@ -170,7 +170,7 @@ class Home:
         self.open(site, self.rng)
 
     def open(self, site: Site, rng: random.Random) -> None:
-        """A worker begins, and dies on its way if that is its fate."""
+        """Start a worker, which may die meanwhile."""
         before = site.worker
         if before is not None and not before.is_over:
             self.zombies.append(before)
@@ -191,7 +191,7 @@ class Home:
             return None
 
     def _let_work(self, rng: random.Random) -> int:
-        """Each broker takes a step, if it has something to do; how many did."""
+        """Each broker with work takes a step; returns their number."""
         took = 0
         for site in self.sites.values():
             worker = site.worker
@@ -207,7 +207,7 @@ class Home:
         return rng.choice(list(self.sites.values()))
 
     def _hosts(self, queue: str) -> list[Site]:
-        """Where a queue is now."""
+        """The present hosts of a queue."""
         workers = [site.worker for site in self.sites.values()]
         running = [one for one in workers if one is not None and not one.is_over]
         return [one.site for one in running if one.driver._replica.broker.find(VPN, queue)]

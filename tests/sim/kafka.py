@@ -1,5 +1,5 @@
 """A Kafka in memory: partitions with offsets, holes and retention, and a broker's log of steps,
-which whoever opened it last may write alone."""
+which only its last opener may write."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PartitionId = tuple[str, int]
 
 
 class Fenced(Exception):
-    """Somebody else has opened the log since."""
+    """Another worker has opened the log since."""
 
 
 @dataclass(slots=True)
 class Record:
-    """A record, with the face of the Kafka client's."""
+    """A record with the interface of the Kafka client's."""
 
     at: int
     time: int
@@ -50,9 +50,9 @@ Loss = tuple[Callable[[Record], bool], Callable[[Record], Record | None]]
 
 @dataclass
 class Kafka:
-    """All partitions of all topics. now: its clock, which stamps records; a hole stands where a
-    record was that nobody gets: the mark of a transaction; loses: the next output of a broker in
-    this partition that is so is lost; gone: what retention took, the judge's."""
+    """All partitions of all topics. now: its clock, which stamps records; a hole is an offset
+    without a record for readers, such as a transaction's marker; loses: the next output of a broker
+    in this partition that matches is lost; gone: records that retention removed, for the judge."""
 
     now: int = 1_700_000_000_000
     sizes: dict[str, int] = field(default_factory=dict)
@@ -64,17 +64,17 @@ class Kafka:
         self, place: PartitionId, value: bytes | None, key: bytes | None = None,
         headers: list[tuple[str, bytes]] | None = None,
     ) -> int:  # fmt: skip
-        """Write a record; its offset."""
+        """Write a record; returns its offset."""
         log = self.partitions.setdefault(place, [])
         log.append(Record(len(log), self.now, key, value, headers))
         return len(log) - 1
 
     def leave_hole(self, place: PartitionId) -> None:
-        """An offset that no reader gets."""
+        """An offset without a record for readers."""
         self.partitions.setdefault(place, []).append(None)
 
     def trim(self, place: PartitionId, before: int) -> None:
-        """Retention: nobody gets these any more."""
+        """Retention: no reader gets these any more."""
         log = self.partitions.get(place, [])
         for at in range(min(before, len(log))):
             record, log[at] = log[at], None
@@ -103,7 +103,7 @@ class Kafka:
             self.partitions[place][at] = loss[1](arrived)
 
     def again(self, ranges: tuple[Range, ...], gone: bool = False):  # type: ignore[no-untyped-def]
-        """What a step took, once more. gone: also what retention took since."""
+        """A step's records, once more. gone: also those that retention removed since."""
         found = {}
         for r in ranges:
             place = r.topic, r.partition
@@ -124,8 +124,12 @@ class StepsLog:
     records: dict[int, bytes] = field(default_factory=dict)
     end: int = 0
     owner: int = 0
-    ever: dict[int, tuple[Range, ...]] = field(default_factory=dict)  # what steps took, the judge's
-    whole: dict[int, bytes] = field(default_factory=dict)  # all records there ever were, the same
+    ever: dict[int, tuple[Range, ...]] = field(
+        default_factory=dict
+    )  # the records that steps took, for the judge
+    whole: dict[int, bytes] = field(
+        default_factory=dict
+    )  # all records there ever were, for the judge
 
     def append(self, attempt: int, value: bytes) -> int:
         """Write a record. Raises Fenced."""
@@ -138,7 +142,7 @@ class StepsLog:
         return self.end - 1
 
     def end_transaction(self) -> None:
-        """Its mark takes an offset."""
+        """Its marker takes an offset."""
         self.end += 1
 
     def trim(self, before: int) -> None:

@@ -1,4 +1,4 @@
-"""Planted bugs of the mesh, and of brokers that come and go."""
+"""Planted bugs of the mesh, and of changes of brokers."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def a_queue_that_moves_forgets_what_nobody_has_confirmed(
 def what_fails_at_another_broker_takes_all_back(
     original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
 ) -> None:
-    """All that is under way there, which is stored over there as well."""
+    """Everything in transit to it comes back, also messages stored there."""
     for one in list(queue.header.subscriptions):
         if one.broker == sender:
             rows = list(queue.leases.get(one.number, {}).values())
@@ -168,7 +168,7 @@ def a_removed_broker_is_heard_again(original: Any, self: Any, broker: Broker) ->
     rehome.facts_of(broker).removed = []
 
 
-# ---------------------------------------------------------------- brokers come and go
+# ---------------------------------------------------------------- changes of brokers
 
 
 @planted(rehome._Rehoming, "_leave_rest")

@@ -1,7 +1,7 @@
 """Planted bugs: each is a mistake that somebody could make, and some world must find it.
 
-A mutant takes the place of one of the product's functions, and gets that one first. `hunt` lives
-the worlds of seed after seed under it until one fails, and says which one did.
+A mutant replaces one of the product's functions, which it gets as its first argument. `hunt` runs
+the worlds of seed after seed under it until one fails, and returns that seed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from .kafka import StepsLog
 from .world import Failed, run
 
 stepping = sys.modules["lakequeue.state.step"]  # the package has a function of this name
-MUTANTS: dict[str, list[Callable[[], Any]]] = {}  # by name: what makes its patches
+MUTANTS: dict[str, list[Callable[[], Any]]] = {}  # by name: makes the mutant's patches
 
 
 def planted(owner: Any, name: str, bug: str = "") -> Callable[[Callable[..., Any]], Any]:
-    """A function that stands where another one was. bug: its mutant, by default its own name."""
+    """Decorate a mutant. bug: its name, by default the function's."""
 
     def plant(made: Callable[..., Any]) -> Any:
         def around() -> Any:
@@ -61,7 +61,7 @@ def with_value(bug: str, owner: Any, name: str, value: Any) -> None:
 
 
 def hunt(name: str, seeds: int, first: int = 0) -> int | None:
-    """The first seed whose world finds a planted bug; None where none of so many does."""
+    """The first seed whose world finds a planted bug; None where none of these seeds does."""
     with ExitStack() as stack:
         for make in MUTANTS[name]:
             stack.enter_context(make())
@@ -70,14 +70,14 @@ def hunt(name: str, seeds: int, first: int = 0) -> int | None:
                 run(seed)
             except Failed as failed:
                 where = traceback.extract_tb(failed.cause.__traceback__)[-1].filename
-                if where.endswith("mutants.py"):  # it is no bug of the product's that was found
+                if where.endswith("mutants.py"):  # the planted bug, not a bug of the product
                     raise AssertionError(f"mutant {name} is broken") from failed.cause
                 return seed
     return None
 
 
 def msgspec_replace(said: Any, **changed: Any) -> Any:
-    """The same word with something else in it."""
+    """The same message with another value of a field."""
     return driving.msgspec.structs.replace(said, **changed)
 
 
@@ -121,10 +121,10 @@ def a_replay_says_nothing(original: Any, self: Driver, logged: Any, again: Any) 
 
 
 class Silent:
-    """Where outputs get lost."""
+    """Outputs get lost."""
 
     def send(self, step: int, records: Any) -> None:
-        """Say nothing."""
+        """Write nothing."""
 
 
 @planted(Driver, "snapshot")
@@ -167,7 +167,7 @@ def what_failed_is_not_written_down(original: Any, record: Any, **changed: Any) 
 
 @planted(worker.Worker, "take")
 def a_step_leaves_a_record_out(original: Any, self: worker.Worker, what: Any) -> Any:
-    """The first of some commands."""
+    """The first of several commands."""
     found = original(self, what)
     if isinstance(found, Taken) and len(found.batch.commands) > 2:
         first = found.ranges[0]
@@ -179,7 +179,7 @@ def a_step_leaves_a_record_out(original: Any, self: worker.Worker, what: Any) ->
 
 @planted(Driver, "one")
 def what_a_failed_step_changed_stays(original: Any, self: Driver, *rest: Any) -> Any:
-    """Its driver goes on with the live state that the step spoiled."""
+    """Its driver continues with the live state that the failed step has changed."""
     try:
         return original(self, *rest)
     except driving.StepPutAside:
@@ -195,7 +195,7 @@ def one_of_several_fails_among_them_again(
 
 @planted(directory, "hear_entries")
 def a_broker_hears_of_no_changes(original: Any, broker: Any, facts: Any, *rest: Any) -> Any:
-    """Of the directory."""
+    """Changes of the directory."""
     return None if facts.edition > 5 else original(broker, facts, *rest)
 
 

@@ -1,6 +1,5 @@
-"""Bugs at which a step fails: what the core would do with a mistake of its own, in each phase. They
-depend on nothing but the record, the step and the queue, so a step that is taken again fails again.
-"""
+"""Planted failures in each phase of a step, as bugs of the core. They depend only on the record,
+the step and the queue, so a repeated step fails again."""
 
 from __future__ import annotations
 
@@ -16,18 +15,18 @@ from lakequeue.state.queue.broker import Broker
 
 POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message
-POISONED_STORE = 65  # the same, but it fails as it is stored, maybe among others
-POISONED_GRANT = 67  # the priority of a message that no other broker can be given
+POISONED_STORE = 65  # the same, but it fails while stored, perhaps among others
+POISONED_GRANT = 67  # the priority of a message that cannot be granted to another broker
 POISONED_STEPS = 150  # in each of these the queue below cannot be served
 POISONED_QUEUE = "slow"
 
 
 class Poison(Exception):
-    """A mistake of the core's."""
+    """A bug of the core."""
 
 
 def spoil(broker: Broker) -> None:
-    """What a step changed before it failed: nothing of it may stay."""
+    """The changes of a step before it failed: they must be undone."""
     for queue in broker.queues.values():
         queue.header.depth += 7
 
@@ -58,7 +57,7 @@ def poisoned() -> Iterator[None]:
     def served(broker: Broker, queue: Any, *rest: Any) -> None:
         if broker.header.step % POISONED_STEPS == 40 and queue.definition.name == POISONED_QUEUE:
             broker.at = queue
-            queue.header.depth += 3  # a step that fails leaves nothing behind
+            queue.header.depth += 3  # a failed step leaves nothing behind
             raise Poison("a queue")
         serve(broker, queue, *rest)
 

@@ -1,5 +1,5 @@
-"""Brokers come and go while the home is at rest, as the engine does it: all end in good order, the
-new states are made, and with one word they count. What fails before that word changes nothing."""
+"""Brokers are added and removed at rest, as in the engine: all stop cleanly, the new states are
+made, and one record makes them valid. A failure before that record changes nothing."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 
 
 def change_brokers(world: Home, rng: random.Random) -> None:
-    """Add a broker, or remove one, if the home comes to rest."""
+    """Add or remove a broker, if the home comes to rest."""
     if len(world.sites) < 2 and rng.random() < 0.5:
         return
-    for _ in range(6):  # what they have for each other is heard
+    for _ in range(6):  # their messages to each other are read
         for site in world.sites.values():
             if site.worker is not None and not site.worker.is_frozen:
                 world.do(site.worker, site.worker.step)
@@ -64,7 +64,7 @@ def change_brokers(world: Home, rng: random.Random) -> None:
         return
     finally:
         after = [digest(resting.pages) for _, resting in known.values()]
-        assert before == after, "a rehoming that is not done yet has changed the home"
+        assert before == after, "an unfinished rehoming has changed the home"
     if rng.random() < 0.2:
         world.told.append("   it died before the word")
         return
@@ -73,7 +73,7 @@ def change_brokers(world: Home, rng: random.Random) -> None:
 
 
 def end_in_order(world: Home, site: Site) -> bool:
-    """A broker's loop ends in good order, and its state has all steps."""
+    """A broker's loop stops cleanly, and its state has all steps."""
     worker = site.worker
     if worker is None or worker.is_over or worker.is_frozen or site.is_cut:
         return False
@@ -93,14 +93,14 @@ def _resting(site: Site) -> tuple[Snapshot, Resting]:
 
 
 def sender_of(record: Record) -> int | None:
-    """The broker that said it; None: it is a copier's."""
+    """The broker that sent it; None: a copier."""
     copied = (record.own_key or b"").startswith(COPIER_PREFIX)
     return None if copied else mesh_messages.decode(record.own_value).sender
 
 
 def _say_late(world: Home, rng: random.Random) -> None:
-    """A predecessor of a removed broker's last worker had its last words on their way to Kafka:
-    they come once more."""
+    """A predecessor of a removed broker's last worker still had its last records in flight to
+    Kafka: they arrive once more."""
     gone = {number for site in world.sites.values() for number in site.speaks_for}
     for site in world.sites.values():
         place = topics.topic(site.name, topics.MESH), 0

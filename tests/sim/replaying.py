@@ -1,7 +1,7 @@
 """The whole log of a broker once more, from its first state and in one go.
 
 The live broker was loaded from snapshots in between, wherever workers died. So each step must have
-the outputs that it had then, and each mark its pages: a loaded state is the live one.
+the same outputs as then, and each mark the same pages: a loaded state equals the live one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .worker import Site, digest, live
 
 
 class _Quiet:
-    """`Log`, `OutputWriter` and `Again` of a driver that only repeats."""
+    """`Log`, `OutputWriter` and `Again` of a driver that only replays."""
 
     def __init__(self, kafka: Kafka) -> None:
         self._kafka = kafka
@@ -34,7 +34,7 @@ class _Quiet:
         raise AssertionError("a replay appends nothing")
 
     def send(self, step: int, records: Iterable[WireRecord]) -> None:
-        """The digest in the next step's record says whether they are the same."""
+        """The digest in the next step's record shows whether they are the same."""
 
     def acked(self) -> int | None:
         return None
@@ -44,8 +44,8 @@ class _Quiet:
 
 
 def judge_replay(site: Site, kafka: Kafka) -> None:
-    """Raises Refused if a step has other outputs, AssertionError if a mark has other pages, or the
-    last state."""
+    """Raises Refused if a step has other outputs, AssertionError if a mark or the last state has
+    other pages."""
     quiet: Any = _Quiet(kafka)
     snapshot = Snapshot()
     if site.origin.snapshot is not None:

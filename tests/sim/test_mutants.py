@@ -1,5 +1,5 @@
-"""Planted bugs are found, or the judges of `sim.world` see nothing. Here a sample, which
-the first seven worlds find; `python -m sim --mutants` hunts all of them."""
+"""Planted bugs are found; otherwise the judges of `sim.world` are blind. Here a sample, which the
+first seven worlds find; `python -m sim --mutants` hunts all of them."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert hunt(name, 200) is not None, f"none of 200 worlds finds {name}"
 
 
-def test_there_are_enough_of_them() -> None:
+def test_there_are_enough_planted_bugs() -> None:
     assert len(MUTANTS) >= 30

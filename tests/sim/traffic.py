@@ -1,4 +1,4 @@
-"""What clients and administrators of the simulated home do (`do_…`)."""
+"""The actions of clients and administrators in the simulated home (`do_…`)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Traffic(Home):
             consumer.settle(what, ids, rng.choice((None, 0, 200)))
 
     def do_leave(self, rng: random.Random) -> None:
-        """A consumer says goodbye, or is never heard of again."""
+        """A consumer unsubscribes, or falls silent for ever."""
         if self.consumers:
             one = self.consumers.pop(rng.randrange(len(self.consumers)))
             one.listen()
@@ -134,7 +134,7 @@ class Traffic(Home):
         self.consumers = [one for one in self.consumers if not one.is_gone]
 
     def do_plain(self, rng: random.Random) -> None:
-        """Somebody who knows nothing of queues writes to a topic."""
+        """A plain producer writes to a topic."""
         if "plain" not in self.queues:
             return
         for _ in range(rng.randint(1, 3)):
@@ -153,7 +153,7 @@ class Traffic(Home):
         self.admin.tell(self._site(rng).number, command)
 
     def do_rehome(self, rng: random.Random) -> None:
-        """A broker comes or goes while the home is at rest."""
+        """A broker is added or removed while the home is at rest."""
         change_brokers(self, rng)
 
     def do_poison(self, rng: random.Random) -> None:
@@ -167,7 +167,7 @@ class Traffic(Home):
         rng.choice(self.producers).send(to, self.n, rng, priority=priority)
 
     def do_poison_grant(self, rng: random.Random) -> None:
-        """A message at which another broker fails to which it is granted."""
+        """A message that fails at the broker to which it is granted."""
         if "spread" in self.queues:
             self.n += 4
             rng.choice(self.producers).send("spread", self.n, rng, priority=POISONED_GRANT)
@@ -176,7 +176,7 @@ class Traffic(Home):
         return [*super().destinations(), *self.others]
 
     def do_adjust(self, rng: random.Random) -> None:
-        """A consumer wants more or less at once, or ends its subscription."""
+        """A consumer changes its backlog, or ends its subscription."""
         if self.consumers:
             rng.choice(self.consumers).adjust(rng.choice((0, 1, 3, 10, None)))
 
@@ -238,7 +238,7 @@ class Traffic(Home):
         self.admin.tell(broker, command)
 
     def do_look(self, rng: random.Random) -> None:
-        """Somebody looks: what is shown depends on the log alone, and changes nothing (R1, R6)."""
+        """Inspection: the answer depends on the log alone, and nothing changes (R1, R6)."""
         broker, queue = self._site(rng).number, rng.choice([*self.queues, *self.others])
         queue = rng.choice((queue, queue, f"#out/{queue}"))
         where = rng.choice((None, None, "/n % 2 = 0"))
@@ -256,7 +256,7 @@ class Traffic(Home):
                 self._judge_shown([one for one in shown if "payload" in one])
 
     def _judge_shown(self, shown: list[dict[str, Any]]) -> None:
-        """What a browse shows was sent, and is there once."""
+        """The messages of a browse were sent, and each is shown once."""
         ids = [int(one["id"]) for one in shown]
         must(len(set(ids)) == len(ids), f"a browse shows {ids}")
         for number, one in zip(ids, shown, strict=True):
@@ -265,7 +265,7 @@ class Traffic(Home):
             must(known in (None, (body["p"], body["s"])), f"a browse shows {body} as {number}")
 
     def do_engine(self, rng: random.Random) -> None:
-        """The engine tells a broker what has happened to it, and what its limits are."""
+        """The engine's reports to a broker, and its limits."""
         site, queue, a = self._site(rng), rng.choice(self.queues), self.accounts
         what = rng.choice(
             ("limits", "limits", "limits", "tables", "event", "undeliverable", "again")
@@ -295,7 +295,7 @@ class Traffic(Home):
             self.instruct(site.name, c.BeginAgain(queue=queue))
 
     def instruct(self, broker: str, command: c.Command) -> None:
-        """The engine gives a command."""
+        """The engine gives an instruction."""
         place = topics.topic(broker, topics.INSTRUCTIONS), 0
         self.kafka.append(place, c.encode_command(command), VPN.encode())
 
@@ -306,7 +306,7 @@ class Traffic(Home):
         return c.Configure(system={"heartbeat_timeout": f"{BEAT_MS}ms", **system}, vpns=vpns)
 
     def tell_tables(self, part: float) -> None:
-        """The tables have a part of what was published (S1)."""
+        """The tables have a part of the published messages (S1)."""
         publish = topics.topic(VPN, topics.PUBLISH)
         ends = {
             f"{topic}/{n}": int(len(log) * part)
@@ -316,7 +316,7 @@ class Traffic(Home):
             self.instruct(name, c.Tables(up_to=ends))
 
     def do_other(self, rng: random.Random) -> None:
-        """One of the other queues comes, changes, moves or goes."""
+        """One of the other queues is defined, changed, moved or deleted."""
         broker, name = self._site(rng).number, rng.choice(self.others or ("other",))
         what = rng.choice(("define", "define", "change", "change", "delete", "move", "topic"))
         command: c.Command

@@ -1,9 +1,9 @@
-"""One broker in one process: the real driver, and around it what may fail.
+"""One broker in one process: the real driver, with everything around it that may fail.
 
-A `Site` is what outlives a worker: the log of steps, the saved states, and who runs it. A `Worker`
-is an attempt to run the broker. It dies wherever `point` says so; some of what it had given to
-Kafka arrives all the same. One that is replaced while it lives is a zombie: it goes on until Kafka
-refuses its log.
+A `Site` is what survives a worker: the log of steps, the saved states, and the current worker. A
+`Worker` is one attempt to run the broker. It dies where `point` decides; some of its records in
+flight arrive in Kafka all the same. A worker that is replaced while it lives is a zombie: it
+continues until Kafka refuses its log.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from lakequeue.state import Batch, DictStore, Home, Limits, check
 
 from .kafka import Fenced, Kafka, PartitionId, StepsLog
 
-KEEP = 3  # snapshots that the store may go back to
+KEEP = 3  # snapshots to which the store may go back
 VPN = "default"
-PUBLISH_USED = 2  # partitions of a broker's that clients write to
+PUBLISH_USED = 2  # partitions of a broker that clients write to
 POINTS = (
     "append", "appended", "written", "send", "landed", "snapshot", "page", "commit", "committed",
     "loaded", "fenced", "replayed",
@@ -38,19 +38,19 @@ POINTS = (
 
 
 class Died(BaseException):
-    """The worker is dead. No step can catch that."""
+    """The worker died. No step can catch that."""
 
 
 @dataclass
 class Saved:
-    """What the store has of one commit. torn: it cannot be read."""
+    """One commit in the store. torn: it cannot be read."""
 
     snapshot: bytes | None
     pages: dict[str, bytes]
     torn: bool = False
 
     def offsets(self) -> dict[PartitionId, int]:
-        """Where it reads on."""
+        """Its reading positions."""
         if self.snapshot is None:
             return {}
         known = msgspec.msgpack.decode(self.snapshot, type=Snapshot)
@@ -59,11 +59,10 @@ class Saved:
 
 @dataclass
 class Site:
-    """What outlives the workers of a broker. origin: the state behind which its steps begin, the
-    judge's; begins: where it read on after each step at which the home changed, the same;
-    marks: digests of the pages by step, the same;
-    skew: of its machine's clock, ms; dies_at: the next point at which a worker dies, and how many
-    times it is passed before."""
+    """What survives the workers of a broker. origin: the state after which its steps begin, for the
+    judge; begins: the positions after each step that changed the home, for the judge; marks:
+    digests of the pages by step, for the judge; skew: of its machine's clock, ms; dies_at: the next
+    point at which a worker dies, and how often it is passed before."""
 
     name: str
     number: int
@@ -81,11 +80,10 @@ class Site:
     captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
-    doors: list[PartitionId] = field(default_factory=list)  # where other homes come in
+    doors: list[PartitionId] = field(default_factory=list)  # the entrances of other homes
 
     def directory(self) -> dict[str, Any]:
-        """What it knows of the home's queues, and the edition of the directory; 0 if it is
-        alone."""
+        """Its copy of the home's directory, and the edition; 0 if it is alone."""
         assert self.worker is not None
         facts = self.facts
         queues = [one for entries in facts.entries.values() for one in entries.items()]
@@ -93,7 +91,7 @@ class Site:
 
     @property
     def facts(self) -> MeshFacts:
-        """What it knows of the others."""
+        """Its facts about the others."""
         assert self.worker is not None
         mesh = self.worker.driver._replica.broker.mesh
         assert isinstance(mesh, Mesh)
@@ -111,7 +109,7 @@ class Site:
 
 
 class Worker:
-    """An attempt to run a broker; `Log`, `OutputWriter`, `Inputs` and `Again` of its driver."""
+    """One attempt to run a broker; `Log`, `OutputWriter`, `Inputs` and `Again` of its driver."""
 
     def __init__(self, site: Site, kafka: Kafka, rng: random.Random) -> None:
         site.attempts += 1
@@ -119,21 +117,21 @@ class Worker:
         self.attempt = site.attempts
         self.is_frozen = self.is_over = self.has_fenced = False
         self._before: Worker | None = None
-        self.lag = 0  # records of outputs that are on their way
-        self.slow = 0  # records of the log that are on their way
+        self.lag = 0  # records of outputs in flight
+        self.slow = 0  # records of the log in flight
         self.most = 5  # records of a partition in one step
         self._log_flight: deque[bytes] = deque()
         self._reported: list[int] = []
         self._flight: deque[tuple[int, WireRecord]] = deque()
         self._cpu = 0.0
-        self._at: dict[PartitionId, int] = {}  # behind what the step that is begun takes
+        self._at: dict[PartitionId, int] = {}  # after the inputs of the step in progress
         self._coming: tuple[bytes, int, dict[str, bytes], dict[str, bytes]] | None = None
         self.clock = BrokerClock(lambda: kafka.now + site.skew, lambda: kafka.now / 1000)
 
-    # ------------------------------------------------------------ opening
+    # ------------------------------------------------------------ start
 
     def open(self) -> None:
-        """From the newest state that can be read, and the log."""
+        """Start from the newest readable state, and the log."""
         site, before = self.site, self.site.worker
         site.worker = self
         while site.saved[-1].torn:
@@ -162,7 +160,7 @@ class Worker:
         self.point("replayed")
 
     def fence(self) -> None:
-        """From now on nobody else writes the log; a moment before somebody may have."""
+        """From now on nobody else writes the log; just before, somebody may have."""
         if self.has_fenced:
             return
         self.has_fenced, before = True, self._before
@@ -171,11 +169,11 @@ class Worker:
         self.site.log.owner = self.attempt
 
     def replay(self) -> None:
-        """What stands in the log behind where we are."""
+        """The log's steps after our state."""
         self.driver.replay(self.site.log.read(self.driver.log_at), self)
 
     def _watch_marks(self) -> None:
-        """A mark that is made again writes the pages that it wrote before."""
+        """A repeated mark writes the same pages as before."""
         replica = self.driver._replica
         mark = replica.mark
 
@@ -195,7 +193,7 @@ class Worker:
     # ------------------------------------------------------------ life and death
 
     def point(self, name: str) -> None:
-        """It may die here."""
+        """The worker may die here."""
         fate = self.site.dies_at
         if fate is None or fate[0] != name or self.site.worker is not self:
             return
@@ -206,7 +204,7 @@ class Worker:
         raise Died(name)
 
     def die(self) -> None:
-        """Of what was on its way a part arrives."""
+        """A part of its records in flight arrives."""
         if self.is_over:
             return
         self.is_over = True
@@ -223,7 +221,7 @@ class Worker:
                 )
 
     def _scatter(self) -> None:
-        """Of each partition the first outputs that were on their way arrive."""
+        """Of each partition the first outputs in flight arrive."""
         by_place: dict[PartitionId, list[WireRecord]] = {}
         for _, record in self._flight:
             by_place.setdefault((record.topic, record.partition or 0), []).append(record)
@@ -233,15 +231,17 @@ class Worker:
         self._flight.clear()
 
     def is_stuck(self) -> bool:
-        """Whether it can do nothing but wait for Kafka."""
+        """Whether it can only wait for Kafka."""
         return self.site.is_cut and len(self.driver._unsaid) >= UNSAID_MAX
 
     def step(self) -> bool:
-        """Take a step; whether there was one."""
+        """Take a step; returns whether there was one."""
         if self.is_stuck():
             return False
         took = self.driver.one(self, 0.0) is not None
-        if took and self.site.log.owner == self.attempt:  # others may hear of steps not theirs
+        if (
+            took and self.site.log.owner == self.attempt
+        ):  # others may learn of steps, but not of theirs
             check(self.driver._replica.broker)
             facts = self.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
             assert len(facts.waiting) <= self.site.limits.unconfirmed_changes
@@ -251,7 +251,7 @@ class Worker:
 
     def append(self, value: bytes) -> None:
         self.point("append")
-        self.fence()  # a step that is taken again may fail before
+        self.fence()  # a step in replay may fail before
         self._log_flight.append(value)
         self.point("appended")
 
@@ -259,7 +259,7 @@ class Worker:
         slow = 0 if timeout_s else self.slow
         if self.site.is_cut and timeout_s:
             self.site.is_cut = False  # it waits until the link is back
-        if self._reported:  # it hears of these before it hears that it is fenced
+        if self._reported:  # it learns of these before it learns that it is fenced
             slow = len(self._log_flight)
         while len(self._log_flight) > slow and not self.site.is_cut:
             self._reported.append(self.site.log.append(self.attempt, self._log_flight.popleft()))
@@ -279,7 +279,7 @@ class Worker:
         return self._flight[0][0] - 1 if self._flight else None
 
     def land(self, lag: int) -> None:
-        """Outputs arrive, but for so many records."""
+        """Outputs arrive, except so many records."""
         while len(self._flight) > lag and not self.site.is_cut:
             self.point("landed")
             _, record = self._flight.popleft()
@@ -308,7 +308,7 @@ class Worker:
         return live(self.kafka.again(ranges))
 
     def _unread(self) -> list[int]:
-        """When commands came that are still to be taken."""
+        """The times of commands that are still to be taken."""
         found = []
         for place in self.site.places():
             if place[0].endswith((topics.COMMANDS, topics.INSTRUCTIONS)):
@@ -326,7 +326,7 @@ class Worker:
     # ------------------------------------------------------------ marks
 
     def begin_mark(self) -> None:
-        """Begin to save what is now. Raises Fenced."""
+        """Begin to save the present state. Raises Fenced."""
         if self.site.is_cut or self._coming is not None:
             return
         if self.site.log.owner != self.attempt:
@@ -351,8 +351,8 @@ class Worker:
         self._coming = snapshot, self.driver.step, dict(self.store.pages), written
 
     def commit(self, torn: bool = False, full: bool = False) -> bool:
-        """End the mark that was begun; whether one is saved. Raises Died where the disk is full, or
-        a page is not what was written."""
+        """Complete the mark; returns whether one is saved. Raises Died where the disk is full, or a
+        page differs from what was written."""
         if self._coming is None or self.site.is_cut:
             return False
         if self.site.worker is not self:
@@ -386,5 +386,5 @@ def digest(pages: dict[str, bytes]) -> int:
 
 
 def live(batch: Any) -> Batch:
-    """As the core wants it."""
+    """The live facts, as the core wants them."""
     return Batch(batch.commands, batch.publishes, batch.mesh)

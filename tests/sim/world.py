@@ -1,7 +1,6 @@
-"""The world of a seed: a home, in some a second one with a bridge to it, and what goes wrong.
-Everything that happens is a list of happenings, each with a number from which it draws; so a
-failure can be repeated, and made smaller by leaving happenings out.
-"""
+"""The world of a seed: a home, in some worlds a second one with a bridge to it, and their faults.
+All that happens is a list of events, each with a number from which it draws; so a failure can be
+repeated, and shrunk by leaving out events."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ HAPPENINGS = 160
 
 
 class World(FaultyHome):
-    """A home, and what it knows of another. far: the other home; None: there is none."""
+    """A home, and its view of another. far: the other home; None: there is none."""
 
     far: FarHome | None = None
 
@@ -40,14 +39,14 @@ class World(FaultyHome):
         return found if self.far is None else [*found, *FAR_TOPICS, *FAR_TOPICS]
 
     def do_far(self, rng: random.Random) -> None:
-        """Something happens in the other home."""
+        """An event in the other home."""
         if self.far is None:
             self.do_step(rng)
         else:
             self.far.happen(rng)
 
     def do_bridge(self, rng: random.Random) -> None:
-        """The bridge changes, is described, or is deleted and made anew."""
+        """The bridge changes, is described, or is deleted and recreated."""
         broker, carrier = self._site(rng).number, self._site(rng).name
         what = 1.0 if self.far is None else rng.random()
         command: c.Command
@@ -112,7 +111,7 @@ Happening = tuple[str, int]
 
 
 def happenings(seed: int) -> list[Happening]:
-    """What happens in the world of this seed. In every second one, three kinds happen often."""
+    """The events of this seed's world. In every second world, three kinds are frequent."""
     rng = random.Random(f"happenings {seed}")
     often = rng.sample(sorted(WEIGHTS), 3) if seed % 2 else ()
     weights = [weight * OFTEN if kind in often else weight for kind, weight in WEIGHTS.items()]
@@ -121,7 +120,7 @@ def happenings(seed: int) -> list[Happening]:
 
 
 class Failed(AssertionError):
-    """A judge found something."""
+    """A judge found a broken promise."""
 
     def __init__(self, seed: int, at: str, cause: BaseException, told: list[str]) -> None:
         self.seed, self.at, self.cause, self.told = seed, at, cause, told
@@ -131,7 +130,7 @@ class Failed(AssertionError):
 
 
 def run(seed: int, todo: list[Happening] | None = None) -> World:
-    """Let the world of a seed live. Raises Failed. The journal's columns are no part of it."""
+    """Run the world of a seed, without the journal's columns. Raises Failed."""
     with patch.object(journal_encoding, "encode", msgspec.msgpack.encode), poisoned():
         return _run(seed, todo)
 
@@ -154,7 +153,7 @@ def _run(seed: int, todo: list[Happening] | None) -> World:
 
 
 def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
-    """The fewest happenings with which the world of a seed still fails in the same way."""
+    """The fewest events with which the world of a seed still fails in the same way."""
 
     def fails(todo: list[Happening]) -> Failed | None:
         try:

@@ -1,4 +1,4 @@
-"""A store that counts, for tests of what a step costs."""
+"""A store that counts, for tests of a step's cost."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lakequeue.state.storage.store import Store
 
 
 class CountingStore:
-    """A store that remembers which pages were read and written, so that a test can count them."""
+    """Remembers the pages read and written, for tests to count."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -26,6 +26,6 @@ class CountingStore:
         self._store.delete(key)
 
     def reset(self) -> None:
-        """Begin to count again."""
+        """Reset the counters."""
         self.reads.clear()
         self.writes.clear()

@@ -1,4 +1,5 @@
-"""What is due of cold messages costs what is due, also where it comes one by one."""
+"""The cost of cold messages' deadlines follows the messages that are due, also where they come one
+by one."""
 
 import pytest
 from lakequeue.state import Batch, DictStore, Limits, step
@@ -13,7 +14,7 @@ SEGMENTS = MESSAGES // SMALL.segment_rows
 
 
 @pytest.mark.parametrize("what", ["ttl_ms", "deliver_at"])
-def test_L12_X1_of_what_is_due_one_by_one_each_segment_is_read_once(what: str) -> None:
+def test_L12_X1_each_segment_is_read_once_for_deadlines_one_by_one(what: str) -> None:
     steps = TwinSteps(limits=SMALL, checked=False, twins=1)
     store = CountingStore(DictStore())
     broker = steps.load(store)

@@ -1,4 +1,4 @@
-"""What a step costs where the cold part is full of keys (O4): it follows what changes."""
+"""The cost of a step where the cold part is full of keys (O4) follows what changes."""
 
 import random
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from state.counting_store import CountingStore
 
 from .twin_steps import TwinSteps
 
-# As much less than the usual limits as there are fewer messages: fifty segments.
+# Smaller than the real limits in proportion to the number of messages: fifty segments.
 SMALL = Limits(live_rows=512, segment_rows=64, looks=1_280, merge_rows=128)
 DEPTH = 3_200
 KEYS: dict[str, Callable[[int, random.Random], int]] = {
@@ -57,7 +57,8 @@ def test_O4_the_cost_of_a_step_follows_what_changes(
 
 
 def test_O4_other_keys_are_delivered_while_one_is_busy() -> None:
-    """The few that can go are found behind all that wait, in as many steps as the budget asks."""
+    """The few deliverable messages are found behind all that wait, in as many steps as the budget
+    requires."""
     steps = filled(lambda n, r: 1 if n < DEPTH - 5 else n)
     batch = Batch(steps.command_records([subscribe("a", 40)]))
     found: list[int] = []

@@ -1,5 +1,5 @@
-"""A step costs what changes, however deep the queue is (R5), and what means many messages goes on
-over many steps (L13, R6). Pages and rows are counted, never time."""
+"""The cost of a step follows what changes, however deep the queue is (R5), and commands about many
+messages take many steps (L13, R6). The tests count pages and rows, never time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from lakequeue.state.limits import divisor
 from rules.steps import REPLY, Steps, define, delivered, subscribe
 from state.counting_store import CountingStore
 
-# As much less than the usual limits as there are fewer messages: sixty segments.
+# Smaller than the real limits in proportion to the number of messages: sixty segments.
 SMALL = Limits(
     live_rows=256, segment_rows=64, looks=640, merge_rows=128, block_bytes=2_000, command_rows=300,
     bulk_rows=300, due_rows=300, beside=1, browse_rows=640, browse_pages=20,
 )  # fmt: skip
-SHALLOW, DEEP = 1_000, 4_000  # at both most is cold
+SHALLOW, DEEP = 1_000, 4_000  # in both nearly everything is cold
 PAGES_MAX = 30
 
 
@@ -51,14 +51,15 @@ def changed(out: list[Any], queue: str = "orders") -> int:
 
 
 def goes_on(steps: Steps, out: list[Any]) -> bool:
-    """Whether another step is asked for at once."""
+    """Whether another step is requested at once."""
     return 0 < [o.at for o in out if isinstance(o, Deadline)][-1] <= steps.now
 
 
 def each_step(
     steps: Steps, *commands: c.Command, beside: tuple[tuple[str, bytes], ...] = ()
 ) -> Iterator[list[Any]]:
-    """What each step says, of commands and of what they leave to do. beside: what comes in then."""
+    """Each step's outputs, for commands and their remaining work. beside: further inputs of each
+    step."""
     batch = Batch(steps.command_records(list(commands)))
     for _ in range(2_000):
         out = steps.step_alone(batch)
@@ -118,7 +119,7 @@ def test_R5_a_steps_cost_does_not_grow_with_depth(
     ids=["purge", "purge where", "ack", "ack where", "delete"],
 )
 def test_L13_R6_no_step_changes_more_rows_than_its_limit(command: c.Command) -> None:
-    """And the queue beside it is served in each of these steps."""
+    """The queue beside it is served in each of these steps."""
     steps = filled(DEEP)
     steps.run([subscribe("b", 500, queue="other")])
     rows: list[int] = []
@@ -130,8 +131,8 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(command: c.Command) -> 
     assert max(rows) <= 300 + 64, rows  # a segment may be finished
 
 
-def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks() -> None:
-    """A purge goes on in small parts; an ack of more than such a part is done at once."""
+def test_L13_R6_bulk_work_does_not_delay_acks() -> None:
+    """A purge continues in small parts; a larger ack is completed at once."""
     steps = filled(1_000, Limits(bulk_rows=160, segment_rows=8, live_rows=64))
     steps.run([subscribe("b", 500, queue="other")])
     held = delivered(steps.run(publishes=[("other", b"{}")] * 500))
@@ -143,8 +144,8 @@ def test_L13_R6_what_is_done_in_bulk_takes_nothing_from_acks() -> None:
     assert changed(out, "other") == 500
 
 
-def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
-    """Also where there are more of them than rows in a step."""
+def test_L13_R6_each_queue_gets_its_share_of_bulk_work() -> None:
+    """Also where there are more queues than rows in a step."""
     steps = Steps(limits=Limits(bulk_rows=3, command_rows=2), checked=False)
     names = [f"q{n}" for n in range(8)]
     steps.run([define(name) for name in names], [(name, b"{}") for name in names * 3])
@@ -152,10 +153,10 @@ def test_L13_R6_each_queue_gets_its_part_of_what_is_done_in_bulk() -> None:
     for out in each_step(steps, *(c.Purge(queue=name) for name in names)):
         purged += [s.queue for s in segments_of(out, "purged") for _ in s.ids]
     assert sorted(purged) == sorted(names * 3)
-    assert len(set(purged[3:10])) == 7, purged  # the first began at once, and is through
+    assert len(set(purged[3:10])) == 7, purged  # the first began at once, and is finished
 
 
-def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps() -> None:
+def test_X1_X5_X6_mass_expiry_and_redrive_take_many_steps() -> None:
     steps = filled(DEEP, expiration="1s")
 
     def moved(queue: str, *commands: c.Command) -> list[int]:
@@ -170,7 +171,7 @@ def test_X1_X5_X6_a_night_of_expiry_and_its_redrive_go_on_over_steps() -> None:
 
 
 def lines(steps: Steps, batch: Batch) -> tuple[int, list[Any]]:
-    """How many lines of Python a step runs, and what it says."""
+    """The number of Python lines that a step runs, and its outputs."""
     count = 0
 
     def trace(frame: Any, event: str, argument: Any) -> Any:
@@ -207,8 +208,8 @@ def test_F1_F2_F3_a_steps_cost_does_not_grow_with_idle_consumers(
     assert cost[1] <= cost[0] + 10, f"{cost} lines"
 
 
-def test_steps_make_no_cycles_of_objects() -> None:
-    """So a worker may search for garbage rarely (`collect_garbage_rarely`)."""
+def test_steps_create_no_reference_cycles() -> None:
+    """So a worker may run the garbage collector rarely (`collect_garbage_rarely`)."""
     steps = Steps(checked=False)
     steps.run([define(), subscribe("s")])
     gc.collect()
@@ -222,11 +223,11 @@ def test_steps_make_no_cycles_of_objects() -> None:
         gc.enable()
 
 
-# ---------------------------------------------------------------- looks
+# ---------------------------------------------------------------- browse
 
 
 def browse(steps: Steps, **fields: Any) -> tuple[list[dict[str, Any]], str | None, int]:
-    """One answer, where the next one begins, and how many pages the step read."""
+    """One answer, the start of the next one, and the number of pages read."""
     store = pages(steps)
     store.reset()
     command = c.Browse(queue="orders", reply=REPLY, **fields)
@@ -238,8 +239,8 @@ def browse(steps: Steps, **fields: Any) -> tuple[list[dict[str, Any]], str | Non
 
 
 @pytest.mark.parametrize("keys", [{}, {"priority": "/p"}], ids=str)
-def test_R6_a_browse_costs_what_it_shows_from_wherever_it_begins(keys: dict[str, Any]) -> None:
-    """The parts of a long one are the whole, and no message is in two of them."""
+def test_R6_the_cost_of_a_browse_follows_its_answer(keys: dict[str, Any]) -> None:
+    """The parts of a long answer make the whole, and no message is in two of them."""
     steps = filled(DEEP, **keys)
     steps.run([subscribe("a", 100)])
     rows, _, reads = browse(steps, limit=20)
@@ -262,16 +263,16 @@ def test_R6_a_browse_costs_what_it_shows_from_wherever_it_begins(keys: dict[str,
 @pytest.mark.parametrize(
     "fields", [{"state": "delayed"}, {"where": "/p = 77"}, {"state": "delayed", "where": "/p = 0"}]
 )
-def test_R6_what_a_browse_passes_over_has_a_budget(fields: dict[str, Any]) -> None:
+def test_R6_rows_skipped_by_a_browse_have_a_budget(fields: dict[str, Any]) -> None:
     steps = filled(DEEP)
     rows, more, reads = browse(steps, limit=20, **fields)
     assert rows == []
-    assert more is not None or fields.get("state"), "a state may be known not to be there"
+    assert more is not None or fields.get("state"), "pages known to be missing"
     assert reads <= SMALL.browse_pages + PAGES_MAX
 
 
-def test_L13_a_step_that_brings_little_does_little_beside() -> None:
-    """And one that brings much does more than that: what comes in and is over can always go."""
+def test_L13_a_small_step_does_little_bulk_work() -> None:
+    """And a large step does more: finished input can always leave."""
     limits = Limits()
     rows = [limits.due_rows // divisor(limits, n) for n in (0, 1, 7, 20, 60, 125, 5_000)]
     assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]
@@ -290,8 +291,8 @@ def test_L13_a_step_that_brings_little_does_little_beside() -> None:
     ],
     ids=["purge where", "ack where", "filter"],
 )
-def test_R6_L13_each_block_that_is_read_counts(command: c.Command) -> None:
-    """In order of priority each message that is looked at may lie in another block."""
+def test_R6_L13_each_block_read_counts_against_the_budget(command: c.Command) -> None:
+    """In order of priority each examined message may be in another block."""
     limits = replace(SMALL, block_bytes=40, blocks_cached=2)
     steps = filled(DEEP, limits, priority="/p")
     store = pages(steps)
@@ -300,7 +301,7 @@ def test_R6_L13_each_block_that_is_read_counts(command: c.Command) -> None:
     for _ in each_step(steps, command):
         reads.append(len(store.reads))
         store.reset()
-    if isinstance(command, c.Subscribe):  # which looks at a segment as a whole
+    if isinstance(command, c.Subscribe):  # which examines a segment as a whole
         at_most = limits.looks // limits.block_rows + limits.segment_rows + PAGES_MAX
     else:
         at_most = limits.bulk_rows // limits.block_rows + PAGES_MAX

@@ -1,4 +1,4 @@
-"""What is due at once, and more than a step or the live part takes, goes on until all is done."""
+"""More due messages than a step or the live part takes: the work continues until all is done."""
 
 import pytest
 from lakequeue.state import Limits
@@ -12,7 +12,7 @@ FEW_LIVE = Limits(live_rows=64, segment_rows=16, due_rows=8)
 @pytest.mark.parametrize(
     ("limits", "messages"), [(LIMITS["ones"], 12), (LIMITS["tiny"], 40), (FEW_LIVE, 500)]
 )
-def test_L11_delayed_messages_that_are_due_together_all_come(limits: Limits, messages: int) -> None:
+def test_L11_all_delayed_messages_due_together_are_delivered(limits: Limits, messages: int) -> None:
     """Cold ones were read, and spilled again before it was their turn, for ever."""
     steps = TwinSteps(limits=limits, checked=messages < 100)
     taker = subscribe("a", 1_000, acks="none")

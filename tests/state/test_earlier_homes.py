@@ -1,9 +1,9 @@
-"""Homes of state format 7 go on here, whatever state they are in.
+"""Homes of state format 7 continue here, whatever state they are in.
 
 The stores in `earlier_homes` were written by the core of that format, which is gone: queues of all
-kinds in the middle of their work, bridges with records on their way, clients' keys, receipts that
-wait for the tables. Beside each stands what becomes of it, byte for byte. Where this core's pages
-change on purpose, `LAKEQUEUE_RECORD=1 pytest tests/state/test_earlier_homes.py` writes that anew.
+kinds in the middle of their work, bridges with records in flight, clients' keys, receipts that wait
+for the tables. Beside each is the expected conversion, byte for byte. After a deliberate change of
+this core's pages, `LAKEQUEUE_RECORD=1 pytest tests/state/test_earlier_homes.py` writes it anew.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def carried(one: Recorded) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
-def test_a_home_becomes_what_it_became(file: Path) -> None:
+def test_an_earlier_home_is_converted_as_recorded(file: Path) -> None:
     one = read(file)
     found = carried(one)
     if os.environ.get("LAKEQUEUE_RECORD"):
@@ -65,8 +65,8 @@ def test_a_home_becomes_what_it_became(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name.partition(".")[0])
-def test_it_goes_on(file: Path) -> None:
-    """Its pages hold together, steps are taken, and the next mark has all of its queues."""
+def test_an_earlier_home_continues(file: Path) -> None:
+    """Its pages are consistent, steps are taken, and the next mark has all of its queues."""
     one = read(file)
     store = DictStore(one.new)
     broker = Broker.load(store, Home(*one.home), limits_of(one))
@@ -87,14 +87,14 @@ def depths(broker: Broker) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("broker", ["a", "b", "c"])
-def test_a_broker_with_others_is_refused_and_says_what_to_do(broker: str) -> None:
-    """Each of three that were stopped in good order; what is to be done leads to
+def test_an_earlier_home_with_several_brokers_is_refused_with_the_remedy(broker: str) -> None:
+    """Each of three that were stopped cleanly. The remedy leads to
     `M4_two_of_three_brokers_were_removed`, with all messages."""
     with pytest.raises(Refused, match=r"has other brokers.*remove brokers until one is left"):
         carried(read(FOLDER / "refused" / f"{broker}_of_three.gz"))
 
 
-def test_a_broker_whose_messages_follow_a_moved_queue_is_refused() -> None:
+def test_an_earlier_broker_in_the_middle_of_a_move_is_refused() -> None:
     one = read(FILES[0])
     facts: dict[str, Any] = msgspec.msgpack.decode(one.old["broker"])
     one.old["broker"] = msgspec.msgpack.encode({**facts, "trails": {1: "b"}})
@@ -102,8 +102,8 @@ def test_a_broker_whose_messages_follow_a_moved_queue_is_refused() -> None:
         carried(one)
 
 
-def test_M4_a_home_whose_other_brokers_were_removed_has_all_that_they_had() -> None:
-    """Nothing is lost, and it can get brokers again."""
+def test_M4_an_earlier_home_has_all_messages_of_its_removed_brokers() -> None:
+    """Nothing is lost, and brokers can be added again."""
     one = read(FOLDER / "M4_two_of_three_brokers_were_removed.gz")
     broker = Broker.load(DictStore(one.new), Home(*one.home), limits_of(one))
     found = {

@@ -1,5 +1,5 @@
-"""Mistakes planted in each phase of a step: one bad record costs one replay, and never fails twice;
-all else is delivered, and what failed is said (S1)."""
+"""Bugs planted in each phase of a step: one bad record costs one replay, and never fails twice;
+everything else is delivered, and the failure is reported (S1)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def begun(names: tuple[str, ...] = QUEUES, **options: Any) -> FailingSteps:
     made = FailingSteps(**options)
     made.run([define(name, max_per_subscription_backlog=9) for name in names])
     made.run([subscribe(name, 9, name) for name in names])
-    made.check_marks()  # what is planted after it did not fail before it
+    made.check_marks()  # no failure planted later comes before it
     return made
 
 
@@ -59,10 +59,10 @@ BAD, GOOD = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 
     ],
     ids=["messages that are stored together", "a record with several messages"],
 )
-def test_what_fails_as_it_is_stored_is_found_and_left_out(
+def test_a_record_that_fails_while_stored_is_found_and_skipped(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch, sent: list[Any], left_out: bytes
 ) -> None:
-    """What fails as it is stored has failed among others: then each is stored by itself."""
+    """It has failed among others: then each is stored by itself."""
     store = admission.Admission._store
 
     def planted(self: Any, judged: Any, messages: Any) -> int:
@@ -104,7 +104,7 @@ def test_a_command_that_fails_is_refused(
 
 
 def plant(owner: Any, name: str, of: Callable[..., Queue]) -> Callable[[pytest.MonkeyPatch], None]:
-    """Whatever is done to a queue but `other` fails after it changed something."""
+    """Anything done to a queue but `other` fails after it changed something."""
 
     def planted(monkeypatch: pytest.MonkeyPatch) -> None:
         real = getattr(owner, name)
@@ -130,7 +130,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_queue_that_fails_is_left_alone_until_it_is_defined_again(
+def test_a_failing_queue_is_set_aside_until_it_is_redefined(
     steps: FailingSteps, phase: str
 ) -> None:
     sent = [("orders", b"{}", {"ttl_ms": 500}), ("other", b"{}")]
@@ -150,10 +150,10 @@ def test_a_queue_that_fails_is_left_alone_until_it_is_defined_again(
     assert len(steps.failures) == 1
 
 
-def test_a_queue_that_is_defined_again_in_the_step_in_which_it_fails_is_left_alone(
+def test_a_queue_redefined_in_the_failing_step_is_set_aside(
     steps: FailingSteps,
 ) -> None:
-    """The definition is of the step that failed, so it is not the remedy; a later one is."""
+    """The definition is of the step that failed, so it is no remedy; a later one is."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         PHASES["delivery"](monkeypatch)
         again = define(max_per_subscription_backlog=8)
@@ -165,7 +165,7 @@ def test_a_queue_that_is_defined_again_in_the_step_in_which_it_fails_is_left_alo
     assert described(steps)["faulted"] is None
 
 
-MANY, MANY_QUEUES = 50, 20  # a replay looks at each queue, so their cost is its square
+MANY, MANY_QUEUES = 50, 20  # a replay visits each queue, so the cost is the square of their number
 
 
 def spoil(broker: Any) -> None:
@@ -207,11 +207,11 @@ def undecodable_commands(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("plant", [bad_messages, bad_commands, undecodable_commands])
-def test_any_number_of_bad_records_in_one_step_is_left_out(
+def test_any_number_of_bad_records_in_one_step_is_skipped(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each costs one replay; the others of the step are taken (S1). What the log says of them
-    stays small."""
+    """Each costs one replay; the step's other records are taken (S1). The log's note of them stays
+    small."""
     steps = begun(checked=False)
     plant(monkeypatch)
     commands = [c.Browse(queue="orders", limit=13, reply=REPLY)] * MANY
@@ -230,7 +230,7 @@ def test_any_number_of_bad_records_in_one_step_is_left_out(
 
 
 @pytest.mark.parametrize("phase", PHASES)
-def test_any_number_of_queues_that_fail_in_one_step_is_left_alone(phase: str) -> None:
+def test_any_number_of_failing_queues_in_one_step_is_set_aside(phase: str) -> None:
     names = [f"q{n}" for n in range(MANY_QUEUES)]
     steps = begun((*names, "other"), checked=False)
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -1,4 +1,4 @@
-"""Keys (O4) where a broker is loaded while a message of the key is under way."""
+"""Keys (O4) on a broker that is loaded while a message of the key is under way."""
 
 from typing import Any
 
@@ -11,23 +11,23 @@ from rules.steps import define, delivered, described, subscribe
 from .twin_steps import TwinSteps
 
 
-def test_O4_the_next_of_a_key_goes_out_after_a_restart() -> None:
-    """The one that waits may be read before the one that is under way; when that leaves, the other
-    goes, though somebody looked for messages meanwhile."""
+def test_O4_the_next_of_a_key_is_delivered_after_a_restart() -> None:
+    """The waiting message may be loaded before the one under way; when that leaves, the other is
+    delivered, although a search came in between."""
     steps = TwinSteps(twins=1)
     steps.run([define(partition_key="/k", max_per_subscription_backlog=9), subscribe("a", 9)])
     steps.run(publishes=[("orders", b'{"k":1}')] * 2)
     steps.run([c.Cancel(queue="orders", subscription="a", ids="1", delay_ms=500)])
     (queue,) = steps.brokers[0].queues.values()
-    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many comings and goings
+    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many others
     steps.restart()
-    steps.run(publishes=[("orders", b'{"k":2}')])  # somebody looks
+    steps.run(publishes=[("orders", b'{"k":2}')])  # a search
     assert delivered(steps.tick(500)) == [1]
     assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1,3")])) == [2]
 
 
-def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> None:
-    """The step ends, though all that may be live waits behind one message of its key."""
+def test_O4_a_key_with_very_many_messages_delays_no_other() -> None:
+    """The step ends, although all live messages wait behind one message of their key."""
     steps = TwinSteps(limits=Limits(live_rows=16, segment_rows=8))
     steps.run([define(partition_key="/k", max_per_subscription_backlog=99), subscribe("a", 99)])
     steps.run(publishes=[("orders", b'{"k":1}')] * 100 + [("orders", b'{"k":2}')])
@@ -37,9 +37,9 @@ def test_O4_a_key_with_more_messages_than_may_be_live_holds_up_no_other() -> Non
     assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]
 
 
-def test_O4_what_waits_for_its_key_and_what_is_behind_share_no_cold_page() -> None:
-    """Where more is delayed than may be live, what a step finds is spilled at its end: it must not
-    be found again in the next one, for ever."""
+def test_O4_waiting_and_deliverable_messages_share_no_cold_page() -> None:
+    """Where more is delayed than may be live, a step spills at its end what it found: the next step
+    must not find it again, for ever."""
     limits = Limits(live_rows=4, segment_rows=4, looks=4)
     steps = TwinSteps(limits=limits, checked=False)
     steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
@@ -54,8 +54,8 @@ def test_O4_what_waits_for_its_key_and_what_is_behind_share_no_cold_page() -> No
     assert delivered(steps.run([subscribe("a", 9)])) == [3, 4, 5, 10, 11, 12, 13, 15, 16]
 
 
-def test_O4_a_row_that_is_becoming_live_is_not_next_yet() -> None:
-    """The order may be tidied between two rows that become live together."""
+def test_O4_a_row_being_loaded_is_not_next_yet() -> None:
+    """The order may be tidied between two rows that are loaded together."""
     row = Row(1, 1, 0, 0, 0, lane=7)
     ready = Ready({1: row})
     assert not ready.is_next(row)
@@ -63,8 +63,8 @@ def test_O4_a_row_that_is_becoming_live_is_not_next_yet() -> None:
     assert ready.is_next(row)
 
 
-def test_O4_an_empty_queue_remembers_no_key() -> None:
-    """However many keys it had: a purge left each with the cold page that its messages were in."""
+def test_O4_an_empty_queue_keeps_no_keys() -> None:
+    """However many keys it had: after a purge each kept the cold page of its messages."""
     steps = TwinSteps(limits=Limits(live_rows=8, segment_rows=4))
     steps.run([define(partition_key="/k", max_per_subscription_backlog=9)])
     bodies = [b'{"k":%d}' % (n % 30) for n in range(60)]

@@ -1,5 +1,5 @@
-"""What a client says late of messages that nobody had seen (L5, C3): they may be cold by then, or
-one of them may no longer be the first of its key (O4)."""
+"""A client's late reports about unread messages (L5, C3): these may be cold by then, or no longer
+the first of their key (O4)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WIDE = {"max_per_subscription_backlog": 100}
 
 
 def counts(out: list[Any]) -> dict[int, int]:
-    """How often each message was delivered, by what was said with it."""
+    """The delivery count of each message, from the answers about it."""
     sent = [one for one in out if isinstance(one, Deliveries)]
     return {i: n for one in sent for i, n in zip(one.ids, one.counts, strict=True)}
 
@@ -28,7 +28,7 @@ def of_late(ids: str) -> c.Returned:
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("keys", [{}, {"priority": "/n"}, {"partition_key": "/n"}], ids=str)
-def test_L5_messages_that_came_back_by_themselves_have_an_attempt_less(
+def test_L5_unread_messages_returned_late_lose_an_attempt(
     limits: str, keys: dict[str, Any]
 ) -> None:
     steps = TwinSteps(limits=LIMITS[limits], chance=0.3)
@@ -44,7 +44,7 @@ def test_L5_messages_that_came_back_by_themselves_have_an_attempt_less(
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_O4_a_message_that_was_not_given_out_after_all_is_not_before_others_of_its_key(
+def test_O4_an_undelivered_message_does_not_precede_others_of_its_key(
     limits: str,
 ) -> None:
     """Of two messages of a key the one with the higher priority goes first, unless the other one is

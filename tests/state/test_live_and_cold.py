@@ -1,4 +1,4 @@
-"""What is live and what is cold makes no difference to what a queue does (R5, S12)."""
+"""Whether messages are live or cold makes no difference to a queue's behaviour (R5, S12)."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def steps_of(**definition: Any) -> TwinSteps:
 
 
 def active(depth: int) -> c.Define:
-    """The queue gets an active set."""
+    """Give the queue an active set."""
     return define(max_per_subscription_backlog=100, target_queue_depth=depth)
 
 
@@ -71,7 +71,7 @@ def test_R5_messages_leave_the_end_of_a_deep_queue(name: str, is_marked: bool) -
 
 
 @pytest.mark.parametrize("more", [{}, {"priority": "/p"}], ids=["by place", "by priority"])
-def test_X1_X5_what_expires_together_dies_in_the_order_of_arrival(more: dict[str, Any]) -> None:
+def test_X1_X5_messages_expiring_together_die_in_order_of_arrival(more: dict[str, Any]) -> None:
     """Cold messages died before live ones, and by priority."""
     steps = steps_of(expiration="1s", **more)
     steps.run(publishes=[("orders", payload) for payload in ORDERED])
@@ -81,15 +81,16 @@ def test_X1_X5_what_expires_together_dies_in_the_order_of_arrival(more: dict[str
     assert browsed(steps, "dead") == list(range(1, 49))
 
 
-def test_O4_F5_a_filter_takes_what_no_earlier_message_of_its_key_holds_back() -> None:
-    """What it had left of a key in the cold part held back earlier messages of that key too."""
+def test_O4_F5_a_filter_takes_messages_without_an_earlier_one_of_their_key() -> None:
+    """The key of a message that it had left in the cold part held back earlier messages of that key
+    too."""
     steps = steps_of(partition_key="/key", priority="/p")
     steps.run([subscribe("a", filter="/p = 9")])
     assert delivered(steps.run(publishes=[("orders", payload) for payload in ORDERED])) == []
     assert delivered(steps.run(publishes=[("orders", b'{"p":9,"key":"0"}')])) == [25]
 
 
-def test_O4_F5_what_waits_behind_a_cold_message_of_its_key_goes_when_that_has_left() -> None:
+def test_O4_F5_a_message_behind_a_cold_one_of_its_key_goes_once_that_has_left() -> None:
     steps = steps_of(partition_key="/key")
     steps.run([subscribe("a", filter="/p = 1")])
     rest = [b'{"p":0,"key":"x"}'] * 12
@@ -98,8 +99,8 @@ def test_O4_F5_what_waits_behind_a_cold_message_of_its_key_goes_when_that_has_le
     assert delivered(steps.run([c.Purge(queue="orders", ids="12")])) == [13]
 
 
-def test_O4_a_message_that_comes_back_goes_before_cold_ones_of_its_key() -> None:
-    """Also before those that stand before it in the queue's order (L7)."""
+def test_O4_a_returned_message_precedes_cold_ones_of_its_key() -> None:
+    """Also before those that precede it in the queue's order (L7)."""
     steps = steps_of(partition_key="/key", priority="/p")
     steps.run([subscribe("a", filter="/p = 1")])
     steps.run(publishes=[("orders", b'{"p":1,"key":"x"}')])
@@ -109,8 +110,8 @@ def test_O4_a_message_that_comes_back_goes_before_cold_ones_of_its_key() -> None
 
 
 @pytest.mark.parametrize("filter", [None, "/n >= 0"])
-def test_L2_O4_what_leaves_on_send_leaves_in_order_whatever_its_key(filter: str | None) -> None:
-    """While all that has a key was cold, the next of a key came behind others."""
+def test_L2_O4_at_most_once_messages_leave_in_order_whatever_their_key(filter: str | None) -> None:
+    """While all messages with a key were cold, the next of a key came after others."""
     steps = steps_of(partition_key="/key")
     payloads = [b'{"n":%d}' % n for n in range(6)]
     payloads += [b'{"n":%d,"key":"%d"}' % (n, n // 2 % 2) for n in range(18)]
@@ -122,7 +123,7 @@ def test_L2_O4_what_leaves_on_send_leaves_in_order_whatever_its_key(filter: str 
 def test_R5_the_active_set_where_cold_segments_overlap() -> None:
     steps = steps_of()
     steps.run(publishes=[("orders", b'{"n":%d}' % (n % 5)) for n in range(40)])
-    steps.run([subscribe("a", 8, filter="/n = 3")])  # what it gets comes back, and is cold then
+    steps.run([subscribe("a", 8, filter="/n = 3")])  # its messages return, and are cold then
     steps.run([c.Unsubscribe(queue="orders", subscription="a")])
     out = [
         steps.run([active(12), subscribe("b")]),
@@ -132,8 +133,8 @@ def test_R5_the_active_set_where_cold_segments_overlap() -> None:
     assert list(map(delivered, out)) == [list(range(1, 13)), [13], list(range(14, 31))]
 
 
-def test_R5_delayed_messages_that_are_cold_count_as_active() -> None:
-    """They came first; whoever asked then for an active set got one message more for each."""
+def test_R5_cold_delayed_messages_count_as_active() -> None:
+    """They came first; a later request for an active set got one message more for each."""
     steps = steps_of()
     later = {"deliver_at": steps.now + 5_000}
     steps.run(publishes=[("orders", b"{}", later)] * 20 + [("orders", b"{}")] * 20)
@@ -142,7 +143,7 @@ def test_R5_delayed_messages_that_are_cold_count_as_active() -> None:
     assert len(delivered(steps.tick(5_000))) == 20
 
 
-def test_R5_an_active_set_goes_by_the_order_that_priorities_left() -> None:
+def test_R5_an_active_set_follows_the_priorities_at_entry() -> None:
     """Messages keep the priority with which they entered (Q9)."""
     steps = steps_of(priority="/p")
     steps.run(publishes=[("orders", payload) for payload in ORDERED])
@@ -151,7 +152,7 @@ def test_R5_an_active_set_goes_by_the_order_that_priorities_left() -> None:
     assert delivered(out) == [n + 1 for n in first]
 
 
-def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
+def test_R5_a_finished_merge_is_in_the_next_mark() -> None:
     """Also where nothing else happened in the step."""
     steps = TwinSteps(limits=Limits(live_rows=4, segment_rows=2, merge_rows=1), chance=1, twins=2)
     steps.run([define(priority="/n")])
@@ -161,7 +162,7 @@ def test_R5_a_merge_that_ended_is_on_the_next_mark() -> None:
 
 
 @pytest.mark.parametrize("publish", [{}, {"delay_ms": 9_000}], ids=["cold", "delayed"])
-def test_S10_Q9_a_message_that_stayed_cold_is_replaced_too(publish: dict[str, Any]) -> None:
+def test_S10_Q9_a_cold_message_is_replaced_too(publish: dict[str, Any]) -> None:
     """A deep queue gets quota 0 when one message is left. It had two from then on."""
     steps = steps_of()
     steps.run(publishes=[("orders", b"{}", publish) for _ in range(24)])

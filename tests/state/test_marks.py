@@ -1,4 +1,4 @@
-"""What a mark costs follows what changed since the last one."""
+"""The cost of a mark follows what changed since the last one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def marked(names: int) -> Broker:
     return broker
 
 
-def test_a_mark_looks_at_no_producer_whose_bucket_is_as_it_was(
+def test_a_mark_visits_no_producer_of_an_unchanged_bucket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     broker = marked(MANY)
@@ -39,7 +39,7 @@ def test_a_mark_looks_at_no_producer_whose_bucket_is_as_it_was(
         assert len(looks) < MANY // 50
 
 
-def test_who_is_forgotten_leaves_its_page() -> None:
+def test_a_forgotten_producer_leaves_its_page() -> None:
     broker = marked(2)
     broker.forget_producer(("default", "p0"))
     broker.mark()

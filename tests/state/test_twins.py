@@ -1,8 +1,8 @@
-"""A broker that is loaded from a mark does what the one that wrote it does, byte for byte (R).
+"""A broker loaded from a mark does the same as the one that wrote it, byte for byte (R).
 
-So a replica that takes the same steps comes to the same, wherever it began. Walks with tiny limits:
-cold rows, filters, keys, barriers, delays, early acks, tasks in turns, transport acks, sessions
-that are lost. `LAKEQUEUE_WALKS=10` makes ten times as many.
+So a replica that takes the same steps reaches the same state, wherever it began. Walks with tiny
+limits: cold rows, filters, keys, barriers, delays, early acks, work over several steps, transport
+acks, lost sessions. `LAKEQUEUE_WALKS=10` makes ten times as many.
 """
 
 import random
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("small_active_sets")
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_R_L_X_S_twins_do_the_same_and_every_life_is_whole(name: str) -> None:
+def test_R_L_X_S_twins_agree_and_every_life_is_complete(name: str) -> None:
     loaded = 0
     for seed in range(2 * TIMES):
         havoc = Trouble(seed, TwinSteps, limits=LIMITS[name], chance=0.1, checked=seed % 3 == 0)
@@ -39,7 +39,7 @@ class ColdWalk(Walk):
     """A walk where messages may be cold."""
 
     def order_is_silent(self, entries: list[Any]) -> bool:
-        """A browse shows what is delayed and cold behind all else."""
+        """A browse shows cold delayed messages after all others."""
         return super().order_is_silent(entries) or any(e.state == "delayed" for e in entries)
 
 
@@ -55,13 +55,13 @@ def check_batches(name: str, seed: int, chance: float = 0.1) -> None:
 
 
 @pytest.mark.parametrize("seed", FOUND)
-def test_L_B_F_O_X_R5_Q9_batches_that_were_wrong_once(seed: int) -> None:
+def test_L_B_F_O_X_R5_Q9_batches_that_once_failed(seed: int) -> None:
     check_batches("storage", seed)
 
 
 @pytest.mark.parametrize("part", range(6))
-def test_L_B_F_O_X_R5_Q9_batches_where_nearly_all_is_cold(part: int) -> None:
-    """The naive model says what is right, whatever is live or cold, loaded or not."""
+def test_L_B_F_O_X_R5_Q9_batches_on_mostly_cold_queues(part: int) -> None:
+    """The naive model defines what is right, whether messages are live or cold, loaded or not."""
     for seed in range(3 * TIMES):
         check_batches("storage", part + 6 * seed)
 

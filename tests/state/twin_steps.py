@@ -1,9 +1,9 @@
 """Batches for the core's step, with its twins beside it.
 
 A broker is marked and loaded into a second one at random moments; from then on both take the same
-steps. What they say must be the same, byte for byte, and so must the pages that they write at every
-mark: a replica that takes the steps of a log from any mark comes to what the leader came to. One of
-them writes its pages part by part, while steps go on: they are the same as those of the others.
+steps. Their outputs must be the same, byte for byte, and so must the pages that they write at every
+mark: a replica that takes the steps of a log from any mark reaches the leader's state. One of them
+writes its pages part by part, while steps continue: they equal those of the others.
 """
 
 import random
@@ -30,13 +30,13 @@ LIMITS = {
 
 
 def differences(one: list[Any], other: list[Any]) -> list[Any]:
-    """What two twins said in one step, where it is not the same. A deadline is part of it."""
+    """The outputs of two twins in one step, where they differ. A deadline is part of them."""
     return [(a, b) for a, b in zip_longest(one, other) if a != b]
 
 
 class TwinSteps(Steps):
-    """As `Steps`, of several brokers that do the same. chance: of a mark between two steps, at
-    which one more broker is loaded from what was written; twins: so many at most."""
+    """Like `Steps`, for several brokers that do the same. chance: of a mark between two steps, from
+    which one more broker is loaded; twins: at most so many."""
 
     def __init__(
         self, store: DictStore | None = None, limits: Limits | None = None, watch: Any = None,
@@ -47,7 +47,9 @@ class TwinSteps(Steps):
         self.chance, self.random, self.twins = chance, random.Random(seed), twins
         self.brokers = [self.load(DictStore())]
         self.loaded = self.steps = self.in_parts = 0
-        self.writing: tuple[Broker, Pages, Pages] | None = None  # what it writes, and the others
+        self.writing: tuple[Broker, Pages, Pages] | None = (
+            None  # its pages, and those of the others
+        )
 
     def load(self, store: DictStore) -> Broker:
         return Broker.load(store, Home(), self.limits)
@@ -58,7 +60,7 @@ class TwinSteps(Steps):
         return self.one_step(batch)
 
     def one_step(self, batch: Batch) -> list[Any]:
-        """A step of all twins; what the first one said."""
+        """A step of all twins; returns the first one's outputs."""
         self.steps += 1
         said = [step(one, batch, self.now) for one in self.brokers]
         if self.writing is not None:
@@ -72,7 +74,7 @@ class TwinSteps(Steps):
         return said[0]
 
     def check_marks(self) -> None:
-        """Mark all; they wrote the same. One more is loaded from it."""
+        """Mark all; their pages are the same. One more is loaded from them."""
         self.write_more(NEVER)
         pages: list[Pages] = []
         for one in self.brokers:
@@ -91,7 +93,7 @@ class TwinSteps(Steps):
             self.brokers.pop(0)
 
     def begin_to_write(self, one: Broker, pages: Pages) -> None:
-        """One begins its mark. pages: what others wrote at once."""
+        """One begins its mark. pages: those of the others."""
         own: Pages = one.store.pages  # type: ignore[attr-defined]
         found: Pages = {}
 
@@ -103,7 +105,7 @@ class TwinSteps(Steps):
         self.writing = one, found, pages
 
     def write_more(self, rows: int) -> None:
-        """Of the one that writes its pages; in the end they are those of the others."""
+        """Write more of the pages of the slow one; in the end they equal those of the others."""
         if self.writing is None:
             return
         one, found, pages = self.writing
@@ -118,8 +120,8 @@ class TwinSteps(Steps):
 
 
 class FailingSteps(TwinSteps):
-    """One broker, which goes back to its last mark when a step fails, as whoever drives it does.
-    failures: what failed, one for each time that a step was thrown away."""
+    """One broker, which returns to its last mark when a step fails, as its driver does. failures:
+    one for each step thrown away."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(twins=1, **options)

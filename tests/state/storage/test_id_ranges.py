@@ -10,7 +10,7 @@ from lakequeue.state.storage.row import NEVER
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_ranges_hold_what_a_dict_holds(seed: int) -> None:
+def test_ranges_agree_with_a_dict(seed: int) -> None:
     rnd = random.Random(seed)
     ranges, model = IdRanges(), dict[int, int]()
     for _ in range(300):
@@ -47,7 +47,7 @@ def test_ranges_hold_what_a_dict_holds(seed: int) -> None:
         assert held == model
 
 
-def test_ids_that_follow_each_other_are_one_range() -> None:
+def test_consecutive_ids_are_one_range() -> None:
     ranges = IdRanges()
     assert all(ranges.put(number, number, 7, most=1) for number in range(1000))
     assert ranges.state() == [[0, 999, 7]]

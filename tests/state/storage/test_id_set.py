@@ -10,7 +10,7 @@ from lakequeue.state.storage.store import DictStore
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_an_id_set_holds_what_a_set_holds(seed: int) -> None:
+def test_an_id_set_agrees_with_a_set(seed: int) -> None:
     rnd = random.Random(seed)
     store, model = DictStore(), set[int]()
     ids = IdSet(store, "i/")
@@ -38,8 +38,8 @@ def test_an_id_set_holds_what_a_set_holds(seed: int) -> None:
     assert not store.pages
 
 
-def test_a_page_is_the_same_whatever_came_before() -> None:
-    """At the border between the two forms, and on both sides of it."""
+def test_a_page_depends_only_on_its_contents() -> None:
+    """Around the boundary between the two forms."""
     for n in (ARRAY_MOST - 1, ARRAY_MOST, ARRAY_MOST + 1, ARRAY_MOST + 2):
         pages = []
         for more in (0, 10_000):

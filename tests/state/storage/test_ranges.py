@@ -1,4 +1,4 @@
-"""Ranges of numbers beside a set of the same numbers."""
+"""Ranges of numbers against a set of the same numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lakequeue.state.storage.ranges import Ranges, contains, insert, remove, uni
 
 
 def ranges_of(numbers: set[int]) -> Ranges:
-    """As few ranges as can be, ascending."""
+    """The fewest ranges, ascending."""
     found: Ranges = []
     for number in sorted(numbers):
         if found and found[-1][1] == number - 1:
@@ -20,7 +20,7 @@ def ranges_of(numbers: set[int]) -> Ranges:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_they_hold_what_a_set_holds(seed: int) -> None:
+def test_number_ranges_agree_with_a_set(seed: int) -> None:
     random = Random(seed)
     ranges: Ranges = []
     there: set[int] = set()

@@ -1,4 +1,4 @@
-"""The cold part of a queue against a plain sorted list, in seeded random walks at tiny limits."""
+"""The cold part of a queue against a plain sorted list, in random walks at tiny limits."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def settle(rows: Sequence[Row]) -> None:
 
 
 def check(runs: Runs) -> None:
-    """What must hold between two calls; reads everything."""
+    """The invariants between two calls; reads everything."""
     ids: set[int] = set()
     by, segments = runs.by, list(runs._segments.values())
     for segment in segments:
@@ -51,7 +51,7 @@ def check(runs: Runs) -> None:
 
 
 class Walk:
-    """Random calls on runs, beside a list of the rows that are in them."""
+    """Random calls on runs, beside a list of their rows."""
 
     def __init__(self, seed: int, kind: str) -> None:
         self.random = random.Random(seed)
@@ -83,7 +83,7 @@ class Walk:
         self.runs.add(rows, looked)
 
     def extend(self) -> None:
-        """Few rows, behind all others; nothing is written before a page of them is full."""
+        """A few rows, after all others; nothing is written before a page of them is full."""
         last = self.runs.last()
         assert last == (self.by(self.model[-1]) if self.model else None)
         rows = [self.row() for _ in range(self.random.randrange(1, 6))]
@@ -133,7 +133,7 @@ class Walk:
         assert all(row.due > now for row in self.model)
 
     def look(self) -> None:
-        """A filter looks at a segment, as `looked` lets it look once."""
+        """A filter examines a segment, once, as `looked` allows."""
         segments = self.runs.segments()
         if segments:
             segment = self.random.choice(segments)
@@ -153,7 +153,7 @@ class Walk:
         assert {i for i in known if low <= i <= high} <= found
 
     def reload(self) -> None:
-        """Go on from a mark, as a replay does."""
+        """Continue from a mark, as a replay does."""
         state = decode(encode(self.runs.state()))
         self.store = DictStore(self.store.pages)
         self.runs = Runs(self.store, "r/", state, TINY, self.by, settle)
@@ -179,7 +179,7 @@ class Walk:
 
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
 @pytest.mark.parametrize("seed", range(3 * TIMES))
-def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
+def test_runs_agree_with_a_sorted_list(kind: str, seed: int) -> None:
     walk = Walk(seed, kind)
     walk.run(150)
     while walk.model:
@@ -194,7 +194,7 @@ def test_runs_hold_what_a_sorted_list_holds(kind: str, seed: int) -> None:
 @pytest.mark.parametrize("kind", ["fifo", "priority", "delayed"])
 @pytest.mark.parametrize("seed", range(2 * TIMES))
 def test_a_replay_from_a_mark_writes_the_same_pages(kind: str, seed: int) -> None:
-    """Two walk on from one mark: one that goes on, and one that was loaded."""
+    """Two continue from one mark: the live one, and one that was loaded."""
     first = Walk(seed, kind)
     first.run(40, reloads=False)
     for mark in range(5):
@@ -227,7 +227,7 @@ def test_a_fifo_queue_is_never_rewritten() -> None:
         assert [row.seq for row in runs.take()] == list(range(at, at + 4))
 
 
-def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
+def test_single_rows_are_written_once_a_page() -> None:
     store = CountingStore(DictStore())
     runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
     for seq in range(42):
@@ -239,7 +239,7 @@ def test_rows_that_come_one_by_one_are_written_once_a_page() -> None:
     assert [row.block for row in taken[-1]] == [0, 0], "their contents need no block"
 
 
-def test_a_merge_that_stops_within_rows_without_a_page_loses_none() -> None:
+def test_a_merge_that_stops_among_unwritten_rows_loses_none() -> None:
     store, limits = DictStore(), replace(Limits(), segment_rows=8)
     runs = Runs(store, "r/", RunsState(), limits, by_key, settle)
     for first in (30, 20, 10):
@@ -270,8 +270,8 @@ def test_random_priorities_are_rewritten_a_few_times() -> None:
     check(runs)
 
 
-def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
-    """L8: late acks, in a priority queue, whose segments have ids from everywhere."""
+def test_unknown_ids_cost_no_page_read() -> None:
+    """L8: late acks, in a priority queue, whose segments have ids of all ages."""
     rnd = random.Random(1)
     store = CountingStore(DictStore())
     runs = Runs(store, "r/", RunsState(), TINY, by_key, settle)
@@ -282,7 +282,7 @@ def test_ids_that_are_gone_cost_no_page_of_rows() -> None:
     assert not store.reads
 
 
-def test_segments_that_lost_most_of_their_rows_are_joined() -> None:
+def test_nearly_empty_segments_are_joined() -> None:
     runs = Runs(DictStore(), "r/", RunsState(), TINY, by_key, settle)
     runs.add([Row(seq, seq, 1, 0, 0) for seq in range(400)])
     for at, segment in enumerate(runs.segments()):
@@ -311,8 +311,8 @@ def test_a_merge_keeps_its_budget() -> None:
     check(runs)
 
 
-def test_F5_few_rows_that_a_filter_has_looked_at_share_no_page_with_others() -> None:
-    """It would have to look at them again, in every step that spills the same few rows again."""
+def test_F5_rows_a_filter_has_examined_share_no_page_with_others() -> None:
+    """Otherwise it would examine them again, in every step that spills the same few rows."""
     runs = Runs(DictStore(), "r/", RunsState(), TINY, by_key, settle)
     runs.add([Row(1, 1, 0, 0, 0)], looked=[7])
     runs.add([Row(2, 2, 0, 0, 0)])

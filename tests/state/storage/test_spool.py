@@ -1,4 +1,4 @@
-"""The spool against a plain dict of messages, in seeded random walks at tiny limits."""
+"""The spool against a plain dict of messages, in random walks at tiny limits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _live_bytes(spool: Spool) -> int:
 
 
 class Walk:
-    """Random calls on a spool, beside the messages that are in it and their rows."""
+    """Random calls on a spool, beside its messages and their rows."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -138,7 +138,7 @@ class Walk:
 
 
 @pytest.mark.parametrize("seed", range(8 * TIMES))
-def test_a_spool_holds_what_a_dict_holds(seed: int) -> None:
+def test_a_spool_agrees_with_a_dict(seed: int) -> None:
     walk = Walk(seed)
     walk.run(200, "publish publish settle match release compact skip reload")
     while walk.rows:
@@ -170,7 +170,7 @@ def test_a_replay_from_a_mark_writes_the_same_pages(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2 * TIMES))
-def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
+def test_compaction_keeps_stored_bytes_near_live_bytes(seed: int) -> None:
     """S8: one message of many does not keep its block, however often that happens."""
     walk = Walk(seed)
     for _ in range(60):
@@ -185,7 +185,7 @@ def test_compaction_keeps_what_is_stored_near_what_lives(seed: int) -> None:
         assert walk.spool.stored() <= 2 * live + TINY.store_slack_bytes
 
 
-def test_ids_name_the_broker() -> None:
+def test_ids_contain_the_brokers_number() -> None:
     spool = Spool(DictStore(), 3, SpoolState(), TINY)
     assert spool.next_id() == make_id(3, 1)
     assert spool.store(0, [(b"", None, None)], 0, 1) == make_id(3, 1)
@@ -207,7 +207,7 @@ def test_a_block_without_living_messages_is_deleted() -> None:
     assert spool.files_in_use() == 0
 
 
-def test_a_missing_or_short_block_is_lost_content_and_nothing_else() -> None:
+def test_a_missing_or_short_block_loses_only_its_contents() -> None:
     for spoil in (lambda page: None, lambda page: page[:7], lambda page: page[:30]):
         store = DictStore()
         spool = Spool(store, 1, SpoolState(), TINY)
