@@ -3,10 +3,10 @@
 engine, application   start and stop everything: Spark, the brokers' and tables' queries
 loop/                 in a Python worker: reads Kafka, takes steps, makes snapshots
 home/                 the folder with checkpoints and state; repairs after a crash or a move
-brokers/              the brokers of a home: adding, removing, moving queues
+brokers/              adds and removes brokers of a home, and moves queues
 tables/               upkeep and repair of the Delta tables
 bridges/              copies messages to other homes
-watch/                restarts what ends or hangs; tells the operator
+watch/                restarts queries that end or hang; reports to the operator
 spark/, kafka/        the Spark session; the embedded Kafka
 """
 

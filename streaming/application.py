@@ -1,6 +1,6 @@
 """The engine's Spark application: one session, a query per broker, the tables' queries.
 
-It may end at any time, cleanly or because its Java process died, and be started again: the queries
+It may end at any time, cleanly or because its Java process died. After a restart the queries
 continue from their checkpoints.
 """
 
@@ -83,8 +83,8 @@ PLAN_S_MAX = 20.0
 
 class SparkApplication:
     """The Spark application of an engine. brokers: by name. progress: called with a line about each
-    step of the start that takes time. on_back: called with a table query, a topic of which Kafka
-    lost records that it had read, and how many."""
+    slow part of the start. on_back: called with a table query, a topic, and how many records of it
+    Kafka lost after the query had read them."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class SparkApplication:
     # ------------------------------------------------------------ start
 
     def start(self, listener: Callable[[], ProgressListener], transport: Transport) -> None:
-        """Start Spark and the brokers' queries. listener: makes one for a session; transport: to
-        reach the loop."""
+        """Start Spark and the brokers' queries. listener: makes one for each session; transport:
+        sends commands to the loops."""
         self._listener, self._transport = listener, transport
         self._start()
 
@@ -143,9 +143,9 @@ class SparkApplication:
                 self._wait_planned(broker)
 
     def _wait_planned(self, broker: BrokerQuery) -> None:
-        """Wait until a query's first job has begun, some seconds at most. To plan a query, Spark
-        starts a Python process that must answer within 10 s. On a slow machine several at once
-        would not."""
+        """Wait until a query's first job has begun, for some seconds at most. To plan a query,
+        Spark starts a Python process that must answer within 10 s. On a slow machine several at
+        once would take longer."""
         assert self.spark is not None
         assert broker.query is not None
         group = str(broker.query.runId)
@@ -184,8 +184,8 @@ class SparkApplication:
         return spark
 
     def check_slots(self, brokers: int, master: str | None = None) -> None:
-        """Raises LakequeueError if a master has too few task slots for this many brokers. master:
-        by default Spark's running one."""
+        """Raise LakequeueError if a master has too few task slots for this many brokers. master:
+        by default that of the running Spark."""
         if master is None:
             assert self.spark is not None
             master = self.spark.sparkContext.master
@@ -289,11 +289,11 @@ class SparkApplication:
         self._start_of_tables(HISTORY_QUERY, start)
 
     def _historic(self) -> list[str]:
-        """All brokers, removed ones included: their history may not be in the tables yet."""
+        """All brokers, including removed ones, whose history may not be in the tables yet."""
         return [*self.brokers, *self._folder.removed()]
 
     def _snapshots(self, spark: SparkSession, anew: bool = False) -> SnapshotWriter | None:
-        """What writes the brokers' states, if it is switched on."""
+        """The writer of the brokers' states; None if snapshots are switched off."""
         interval_s = self._settings.value("snapshots_interval_s", SNAPSHOTS_INTERVAL_S)
         if not interval_s:
             return None
@@ -331,7 +331,7 @@ class SparkApplication:
         self._end_tables(HISTORY_QUERY)
 
     def start_again(self) -> None:
-        """Replace Spark's dead Java process, and start its queries again."""
+        """Replace Spark's dead Java process, and restart its queries."""
         assert self.spark is not None
         forget_session(self.spark)
         for broker in self.brokers.values():
@@ -344,16 +344,16 @@ class SparkApplication:
     # ------------------------------------------------------------ stop
 
     def executors(self) -> list[str]:
-        """The executors on which brokers may run; none without Java, or with a local master."""
+        """The executors on which brokers may run; empty without Java, or with a local master."""
         if self.spark is None or str(self.spark.sparkContext.master).startswith("local["):
             return []
         try:
             return executors(self.spark)
-        except (Py4JError, OSError):  # Java ends: others look after that
+        except (Py4JError, OSError):  # Java is ending: `query_watch` handles that
             return []
 
     def java_ended(self) -> str:
-        """How Spark's Java process ended; empty while it lives, or was never started."""
+        """How Spark's Java process ended; empty while it runs, or if it was never started."""
         return java_ended(wait_s=2.0) if self.spark is not None else ""
 
     def stop(self, batch_s: float) -> None:
@@ -389,7 +389,7 @@ class SparkApplication:
                 list(pool.map(lambda broker: broker.query.stop(), live))
 
     def quiet(self, brokers: Iterable[BrokerQuery]) -> None:
-        """Ask the loops to take no more messages; `end` follows. Without Kafka they take none
+        """Ask the loops to read no more messages, before `end`. Without Kafka they read none
         anyway."""
         live = [broker for broker in brokers if broker.is_active]
         with contextlib.suppress(LakequeueError):
@@ -405,7 +405,7 @@ class SparkApplication:
             self._transport.command(control, b"engine", what(broker))
 
     def _end_loops(self, brokers: list[BrokerQuery], wait_s: float) -> None:
-        """Ask the loops to end their batches, and wait until Spark has those."""
+        """Ask the loops to end their batches, and wait until Spark has committed them."""
         until = time.monotonic() + wait_s
         try:
             self._tell_loops(brokers, lambda broker: broker.run.encode(), wait_s)

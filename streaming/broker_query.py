@@ -3,9 +3,9 @@
 Each broker has its own query, checkpoint, task and loop. So each is restarted alone, and one that
 cannot be restarted does not affect the others.
 
-Its record `broker/<name>` in `<vpn>.directory` gives clients its number, and `lakequeue brokers`
-its state and figures. It is written at the start, when the broker's state changes, and after each
-batch.
+The record `broker/<name>` in `<vpn>.directory` has the broker's number, for clients, and its state
+and figures, for `lakequeue brokers`. The driver writes it at the start, when the broker's state
+changes, and after each batch.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ STARTING, RUNNING, RESTARTING, FAILED = "starting", "running", "restarting", "fa
 class BrokerQuery:
     """One broker of an engine.
 
-    group: its group of brokers, or empty; run: the id of the loop's run, which the command to end
-    it names; ended: set after the loop's last batch; failure: why it is not restarted; hangs: why
-    it is restarted although its query has not failed; resting: the home is coming to rest, see
+    group: its group of brokers, or empty; run: the id of the loop's run, to which the command that
+    ends it refers; ended: set after the loop's last batch; failure: why it is not restarted; hangs:
+    why it is restarted although its query has not failed; resting: the home is coming to rest, see
     `brokers_at_rest`.
     """
 
@@ -53,13 +53,13 @@ class BrokerQuery:
         return self.query is not None and bool(self.query.isActive)
 
     def begin(self) -> None:
-        """Before its query is started: a new run, which may fail for another reason."""
+        """Begin a new run, before the query starts."""
         self.run, self.hangs = uuid.uuid4().hex, ""
         self.ended.clear()
 
 
 def first_of(brokers: dict[str, BrokerQuery]) -> BrokerQuery:
-    """The broker with the lowest number; it reads on for removed brokers."""
+    """The broker with the lowest number. It reads the partitions of removed brokers."""
     return min(brokers.values(), key=lambda broker: broker.number)
 
 
@@ -69,7 +69,7 @@ def query_name(broker: str, alone: bool) -> str:
 
 
 def broker_of(query: str, brokers: dict[str, BrokerQuery]) -> str | None:
-    """The broker whose query has this name; None if it is no broker's."""
+    """The broker whose query has this name; None for another query."""
     if query == QUERY:
         return next(iter(brokers), None)
     prefix, _, name = query.partition(":")
@@ -82,7 +82,7 @@ PREFIX = "broker/"
 
 
 class BrokerRecords:
-    """The public records of an engine's brokers. send: puts a key and a value on the directory of
+    """The public records of an engine's brokers. send: writes a key and a value to the directory of
     each VPN; the value None removes the record. It may raise LakequeueError."""
 
     def __init__(self, send: Callable[[bytes, bytes | None], None]) -> None:
@@ -97,7 +97,7 @@ class BrokerRecords:
         self._publish(broker, {"state": state, "why": broker.failure or broker.hangs})
 
     def worker(self, broker: BrokerQuery, worker: str) -> None:
-        """Note the worker in which a broker takes steps now, for its next record."""
+        """Note the worker in which a broker now takes its steps, for its next record."""
         with self._lock:
             self._known.setdefault(broker.name, {})["worker"] = worker
 
@@ -113,7 +113,7 @@ class BrokerRecords:
         self._publish(broker, {"steps": steps, "load": load, "batch": progress["batchId"]})
 
     def gone(self, broker: str) -> None:
-        """A broker was removed."""
+        """Delete the record of a removed broker."""
         with self._lock:
             self._known.pop(broker, None)
         self._send((PREFIX + broker).encode(), None)
@@ -125,5 +125,5 @@ class BrokerRecords:
             value = json.dumps(about).encode()
         try:
             self._send((PREFIX + broker.name).encode(), value)
-        except LakequeueError as error:  # Kafka is away; the next record says it all
+        except LakequeueError as error:  # Kafka is down; the next record has everything
             log.debug("the directory was not written: %s", error)

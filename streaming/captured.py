@@ -6,11 +6,11 @@ batch's progress reports each new capture, and the engine restarts the queries t
 topics. At its start the engine asks the brokers, because an earlier driver may have missed a
 report.
 
-Micro-batches also know how large a record each topic takes (`low_limits`); if that changes, their
-query is restarted too.
+The query of micro-batches also gets the largest record that each topic accepts (`low_limits`). If
+that changes, the engine restarts it too.
 
-Most queues capture a topic that never exists, since clients write to `<vpn>.publish`. Nothing is
-created, read or restarted for those.
+Most queues capture a topic that never exists, since clients write to `<vpn>.publish`. For those the
+engine creates, reads and restarts nothing.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ log = logging.getLogger("lakequeue.engine")
 class CapturedTopics:
     """The captured topics of an engine. brokers: by name. partitions: of each existing topic.
     reads: the captured topics that the running queries read. unasked: brokers and VPNs whose queues
-    may capture more than is known. begin: the engine's command to a broker that begins, at which
-    that writes into a new directory what it has."""
+    may capture more topics than these. begin: makes the command `begin`, on which a broker writes
+    its entries into a new directory."""
 
     def __init__(
         self,
@@ -72,12 +72,13 @@ class CapturedTopics:
         self._texts |= self._folder.captured()
         self.share_out()
         self._read(captured_topics(self.partitions, self._texts))
-        self._told = self.existing()  # brokers hear it as they begin
+        self._told = self.existing()  # brokers get it when they begin
         self.watch()
 
     def share_out(self, before: int | None = None) -> None:
-        """Make the engine's own topics, with partitions for each broker. before: how many numbers
-        had theirs; None: all that the home has given. Raises LakequeueError."""
+        """Make the engine's own topics, with partitions for each broker. before: how many broker
+        numbers already had partitions; None: all that the home has assigned. Raises
+        LakequeueError."""
         require_broker(self._bootstrap)
         before = self._folder.numbers if before is None else before
         count = max([before, *(b.number + 1 for b in self._brokers.values())])
@@ -101,13 +102,13 @@ class CapturedTopics:
         self._folder.remember_captured(names)
 
     def existing(self) -> bytes:
-        """The command that tells a broker which of the topics that queues name exist."""
+        """The command with those captured topics that exist."""
         names = sorted(self._texts.intersection(self.reads))
         return commands.encode_command(commands.ExistingTopics(topics=names))
 
     def tell(self, say: Callable[[bytes], None]) -> None:
-        """Tell the brokers, if it is news; also that the directory was made again. Raises
-        LakequeueError."""
+        """Send the brokers the existing topics if they have changed, and `begin` if the directory
+        was recreated. Raises LakequeueError."""
         if self._directory_is_new:
             say(self._begin())
             self._directory_is_new = False
@@ -118,7 +119,7 @@ class CapturedTopics:
     # ------------------------------------------------------------ more of them
 
     def heard(self, text: str) -> None:
-        """A queue captures this topic or expression. Any thread may call it."""
+        """Note that a queue captures this topic or expression. Any thread may call it."""
         if text not in self._texts:
             self._texts.add(text)
             if self._discovery is not None:
@@ -137,17 +138,17 @@ class CapturedTopics:
             self.more = True
 
     def _own_topics(self, sizes: Mapping[str, int]) -> dict[str, int]:
-        """Those of the VPNs and the brokers, bridges' too. The rest of Kafka is not the engine's,
-        nor is what a removed broker left."""
+        """The topics of the engine's VPNs and brokers, including bridges'. Topics of removed
+        brokers are not among them."""
         owners = {*self._vpns, *self._brokers}
         split = {name: topics.split(name) for name in sizes}
         return {name: sizes[name] for name, own in split.items() if own and own[0] in owners}
 
     def _make_again(self, deleted: dict[str, int]) -> None:
-        """Recreate topics that somebody deleted: without them nothing moves."""
+        """Recreate topics that somebody deleted: without them no queue works."""
         log.error(
-            "somebody deleted topics of the engine, which makes them again; unread records in them "
-            "are lost: %s", ", ".join(sorted(deleted)),
+            "somebody deleted topics of the engine; it creates them again, but unread records in "
+            "them are lost: %s", ", ".join(sorted(deleted)),
         )  # fmt: skip
         try:
             ensure_own(self._bootstrap, deleted)
@@ -156,22 +157,22 @@ class CapturedTopics:
             log.error("the engine tries again: %s", error)
 
     def peer_topics(self) -> list[str]:
-        """The existing topics with records for the brokers, for the queries that start now."""
+        """The existing topics with records between brokers."""
         return self._peer_topics(self.partitions)
 
     def _peer_topics(self, sizes: Collection[str]) -> list[str]:
         return peer_topics(self._vpns, [*self._brokers, *self._folder.removed()], sizes)
 
     def low_limits(self) -> dict[str, int]:
-        """The record sizes of our topics that allow less than the default: asked now, and from now
-        on at each look."""
+        """The record sizes of our topics that allow less than the default. Asks Kafka now, and from
+        now on at each look for topics."""
         self._limits = self._limits_now(self.partitions)
         return self._limits
 
     def _limits_now(self, names: Iterable[str]) -> dict[str, int]:
         own = [name for name in names if topics.vpn_of(name) is not None]
         known = {name: at for name, at in (self._limits or {}).items() if name in own}
-        # A topic without an answer keeps the limit that it had.
+        # A topic for which Kafka does not answer keeps its last limit.
         limits = known | limits_of(kafka_client(self._bootstrap, "lakequeue-topics"), own)
         return {name: limit for name, limit in limits.items() if limit < RECORD_BYTES_MAX}
 
@@ -190,7 +191,7 @@ class CapturedTopics:
     # ------------------------------------------------------------ asking the state
 
     def ask_again(self, brokers: Iterable[str]) -> None:
-        """Ask these brokers again: their queries were restarted, so their notes may be lost."""
+        """Ask these brokers again: after the restart of a query, its notes may be lost."""
         self.unasked |= {(broker, vpn) for broker in brokers for vpn in self._vpns}
 
     def forget(self, broker: str) -> None:

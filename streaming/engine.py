@@ -1,10 +1,10 @@
-"""The engine: one home, one Kafka, one configuration, and all that runs for them.
+"""The engine runs the queues of one home, on one Kafka and with one configuration.
 
     home_folder                            everything that must outlive the process
-    captured                               which topics are read
+    captured                               the topics that queues capture
     application                            Spark: a query per broker, and those of the tables
-    query_watch                            restarts what failed
-    heartbeat, ticker, alerts, metrics     reports to others
+    query_watch                            restarts failed queries
+    heartbeat, ticker, alerts, metrics     reports to clients and operators
 
 It starts them in this order and stops them in the reverse order.
 """
@@ -66,26 +66,27 @@ from .watch.step_watch import StepWatch
 
 log = logging.getLogger("lakequeue.engine")
 
-# How long a stop may take, of the 10 s that `lakequeue up` has for itself and its Kafka: for the
-# running batch, for Spark's end, and for unsent records. A batch that is cut off runs again at the
-# next start.
+# `lakequeue up` has 10 s to stop itself and its Kafka. Of these, the engine may use so many seconds
+# for the running batch, for Spark's end, and for unsent records. A batch that is cut off runs again
+# at the next start.
 STOP_BATCH_S, STOP_SPARK_S, STOP_SEND_S = 4.0, 6.0, 1.0
 
 
 class Engine:
-    """The job. settings: Spark settings that win over `conf/spark.conf`; a setting that begins with
-    ``lakequeue.`` is ours: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
+    """One engine. settings: Spark settings, which override `conf/spark.conf`, and the engine's own,
+    which begin with ``lakequeue.``: ``lakequeue.trigger`` (``real-time`` or ``micro-batch``),
     ``lakequeue.tables_interval_s`` (0: no tables), ``.history_interval_s`` and
-    ``.snapshots_interval_s`` (0: no tables that lead back to the past), ``.retention_days``,
+    ``.snapshots_interval_s`` (0: no tables for `lakequeue at`), ``.retention_days``,
     ``.upkeep_hours``, ``.vacuum_hours`` (see `table_care`), ``lakequeue.tables`` and
     ``.checkpoints`` (paths or URIs, by default in the home), ``lakequeue.ui_port``,
     ``lakequeue.log_format`` (``text`` or ``json``),
-    ``lakequeue.metrics_port`` (by default the one that this home had before; 0 takes a free one,
-    -1 serves none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
+    ``lakequeue.metrics_port`` (by default the home's last one; 0 takes a free one, -1 serves
+    none). In real time ``lakequeue.batch_s``, ``.batch_mb``, ``.replay_s``,
     ``.page_cache_mb``, ``.records_per_step``, ``.mb_per_step``; in micro-batches
     ``lakequeue.records_per_batch``.
 
-    Raises ConfigError for a setting that is not allowed. addresses: what is served, by name.
+    Raises ConfigError for a setting that is not allowed. addresses: where the engine's services
+    are, by name.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Engine:
         self._lock_of_tables = TablesLock(self.home / TABLES)
         self._vpns = sorted(configuration.vpns)
         self._transport: Transport | None = None
-        # Numbered in this order, until the home is asked.
+        # Numbered in this order until `_number_brokers` reads the home.
         self.brokers = {b: BrokerQuery(b, i) for i, b in enumerate(configuration.brokers)}
         self._records = BrokerRecords(self._put_record)
         self._heartbeat = EngineHeartbeat(self._beat, self.home)
@@ -148,7 +149,7 @@ class Engine:
         self._refuse_in_batches()
 
     def _make_watches(self) -> None:
-        """Make the watches over the running parts; none is started yet."""
+        """Make the watches of the running parts, without starting them."""
         self._tables_watch = TablesWatch(
             self.application, self._folder, self.metrics, self._tell_all_vpns,
             self._lock_of_tables.take,
@@ -243,22 +244,21 @@ class Engine:
         self._serve()
 
     def _require_its_kafka(self) -> Transport:
-        """Refuse another Kafka than the home's: its offsets mean nothing there, even at the same
-        address. The engine connects first, which shows whether Kafka is away or refuses the
-        credentials."""
+        """Refuse a Kafka that is not the home's: the home's offsets mean nothing there, even at the
+        same address. Connecting first shows whether Kafka is down or refuses the credentials."""
         transport = self._transport = open_kafka(self.bootstrap, "lakequeue-engine")
         try:
             cluster = TopicsNow(kafka_client(self.bootstrap, "lakequeue-engine")).cluster()
         except KafkaException as error:
             raise NotConnected(
-                f"Kafka at {self.bootstrap} does not say which it is: {error}"
+                f"Kafka at {self.bootstrap} does not report its cluster id: {error}"
             ) from error
         self._folder.require_kafka(cluster, self.bootstrap, self._settings.accepts_other_kafka)
         return transport
 
     def _number_brokers(self) -> None:
-        """Number the brokers that this home has and those that the configuration names."""
-        named = set(self.brokers) - {DEFAULT_BROKER}  # the default if the configuration names none
+        """Number the brokers of this home and those in the configuration."""
+        named = set(self.brokers) - {DEFAULT_BROKER}  # the default of a configuration without names
         for name in sorted(named & set(self._folder.removed())):
             log.warning(
                 "broker %r was removed from this home and is not started: remove its name from "
@@ -397,8 +397,8 @@ class Engine:
                 self._records.worker(self.brokers[broker], rest)
 
     def _on_loss(self, broker: str, topic: str, records: int, event: str, query: str = "") -> None:
-        """broker: whose loop lost them; empty: another reader did, and the first broker gets the
-        event."""
+        """Count and report lost records. broker: the one whose loop lost them; empty: another
+        reader did, and the first broker gets the event."""
         if event == LOST:
             self.metrics.count("lost_records", topic, by=records)
         reader = "tables" if query in (TABLES_QUERY, HISTORY_QUERY) else "engine"
@@ -424,13 +424,14 @@ class Engine:
         self._tell(self._vpns[0], broker, value)
 
     def _tell(self, vpn: str, broker: BrokerQuery, value: bytes) -> None:
-        """Write a command where no client may write; it is carried out in this VPN."""
+        """Write a command for this VPN to the broker's instructions topic, where no client may
+        write."""
         assert self._transport is not None
         instructions = topics.topic(broker.name, topics.INSTRUCTIONS)
         self._transport.command(instructions, vpn.encode(), value)
 
     def wait(self) -> None:
-        """Wait until stopped. Restarts failed parts, and raises when that does not help."""
+        """Wait until the engine is stopped. Restarts failed parts; raises if that does not help."""
         self.watch.watch(self._lock)
         self._stopped.wait(60)
 
@@ -439,7 +440,7 @@ class Engine:
     def stop(self) -> None:
         """Finish the batch, stop the queries and Spark, within 8 s. Calling it again does nothing.
 
-        Parts that are away or hang by then (Kafka, a batch, Java) are cut off. Nothing is lost: a
+        It cuts off parts that do not answer in time (Kafka, a batch, Java). Nothing is lost: a
         batch that was cut off runs again at the next start.
         """
         if self._stopping.is_set():

@@ -18,7 +18,7 @@ _Value = TypeVar("_Value", int, float, str)
 
 
 class _Number(NamedTuple):
-    """An allowed range. also: what an odd-looking number means."""
+    """An allowed range. also: the meaning of special values."""
 
     kind: type[int] | type[float]
     least: float
@@ -61,8 +61,8 @@ def engine_conf() -> dict[str, str]:
 
 
 class EngineSettings:
-    """Raises ConfigError, with every problem, for a name or a value that is not allowed. spark:
-    those that win over `conf/spark.conf`."""
+    """The user's settings. Raises ConfigError, with every problem, for a name or a value that is
+    not allowed. spark: Spark's settings, which override `conf/spark.conf`."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         if problems := [p for p in map(_problem, given, given.values()) if p is not None]:
@@ -79,7 +79,7 @@ class EngineSettings:
 
     @property
     def places(self) -> tuple[str, str]:
-        """Where the user wants tables and checkpoints; empty: where the home has them."""
+        """The user's locations of tables and checkpoints; empty: where the home has them."""
         return self.value("tables", ""), self.value("checkpoints", "")
 
     def has(self, name: str) -> bool:
@@ -105,7 +105,7 @@ def _problem(key: str, value: str) -> Problem | None:
 
 
 def _wrong_number(text: Any, wanted: _Number) -> str:
-    """What a number's text should have been; empty if it is right."""
+    """What is allowed, if the text is not such a number; else empty."""
     try:
         if wanted.least <= wanted.kind(text) <= wanted.most:
             return ""

@@ -14,18 +14,18 @@ AGAIN_S = 0.1
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for a lock, and hold it."""
+    """Wait for the lock, and hold it while the context lasts."""
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
 class OwnedLock:
-    """A lock whose file names its owner. owner: what it says. refusal: the error for another
-    process, which gets what that owner said.
+    """A lock whose file names its owner. owner: the text in the file. refusal: makes the error for
+    another process, from the owner's text.
 
-    It is flock, not lockf: the lock belongs to the open file, so a second object in this process is
-    kept out too, and a child that inherits the file keeps the lock while it lives.
+    It uses flock, not lockf: the lock belongs to the open file, so it also excludes a second object
+    in this process, and a child that inherits the file keeps the lock while it lives.
     """
 
     def __init__(self, path: Path, owner: str, refusal: Callable[[str], Exception]) -> None:

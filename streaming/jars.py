@@ -1,14 +1,14 @@
 """The jars of Spark's connectors and of the embedded Kafka, fetched once per user.
 
-`conf/jars.xml` pins every jar; Ivy, which comes with PySpark, fetches them. So nothing but PySpark
-and Java is needed. (`spark.jars.packages` reads all Maven poms, and fails if one is missing.) The
-cache folder has the hash of the list in its name. `python -m lakequeue.streaming.jars` fills the
-cache; `make` calls it.
+`conf/jars.xml` pins every jar; Ivy, which comes with PySpark, fetches them. So only PySpark and
+Java must be installed. (`spark.jars.packages` reads all Maven poms, and fails if one is missing.)
+The cache folder has the hash of the list in its name. `python -m lakequeue.streaming.jars` fills
+the cache; `make` calls it.
 
-A home on an S3 store needs the jars of `conf/jars-s3.xml` as well (`object_store_jars`), and
-another way to write checkpoints (`place_settings`): the fast one of `conf/spark.conf` renames a
-file over another. Only a local disk can do that. On another store the first attempt's file would
-stay when a batch is repeated. Jars for other stores must come with the cluster.
+A home on an S3 store also needs the jars of `conf/jars-s3.xml` (`object_store_jars`), and another
+way to write checkpoints (`place_settings`): the fast one of `conf/spark.conf` renames a file over
+another, which only a local disk allows. On another store the file of the first attempt would stay
+when a batch is repeated. Jars for other stores must be installed on the cluster.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def cache_directory() -> Path:
 
 
 def java_version(java: str | Path) -> int | None:
-    """The major version of this ``java``, or None when it does not run or does not say. Raises
-    LakequeueError when it takes too long."""
+    """The major version of this ``java``, or None if it does not run or prints no version. Raises
+    LakequeueError if it takes too long."""
     try:
         done = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=VERSION_S_MAX
         )
     except subprocess.TimeoutExpired as slow:
         raise LakequeueError(
-            f"{java} has not said its version within {VERSION_S_MAX:g} s: the machine is too busy, "
-            "or this Java hangs; try again, or point JAVA_HOME at another one"
+            f"{java} did not print its version within {VERSION_S_MAX:g} s: the machine is too "
+            "busy, or this Java hangs; try again, or point JAVA_HOME at another one"
         ) from slow
     except OSError:
         return None
@@ -84,8 +84,7 @@ def java_version(java: str | Path) -> int | None:
 
 def java_executable() -> Path:
     """The first Java of ``JAVA_HOME`` and ``PATH`` that is new enough. Warns if that of
-    ``JAVA_HOME`` is not. Raises LakequeueError if there is none; the error says what was found
-    instead.
+    ``JAVA_HOME`` is not. Raises LakequeueError if there is none; the error lists the ones found.
     """
     seen: list[str] = []
     home = os.environ.get("JAVA_HOME")
@@ -120,7 +119,7 @@ def cached_jars(wanted: Path | None = None) -> Jars | None:
     jars = _expected(folder, wanted)
     try:
         complete = all(p.is_file() for p in (folder / _STAMP, *jars.spark, *jars.broker))
-    except OSError:  # no access: what fetches the jars says so
+    except OSError:  # no access: `ensure_jars` reports it
         complete = False
     return jars if complete else None
 

@@ -1,15 +1,15 @@
-"""Java processes: an archive of their classes, and an end together with this process.
+"""Java processes: an archive of classes for a fast start, and children that end with this process.
 
-Until the first message is delivered, Spark loads about 18,000 classes. At each start Java finds
-each in a jar, reads, checks and links it. Class data sharing does that once:
+Spark loads about 18,000 classes before it delivers the first message. At each start Java finds
+each in a jar, reads, checks and links it. Class data sharing does that only once:
 
-    no archive   Java lists the classes that it loads. A minute later a process with low priority
-                 makes the archive from that list.
-    archive      Java maps it
+    without an archive   Java lists the classes that it loads. A minute later a process with low
+                         priority makes the archive from that list.
+    with an archive      Java maps it.
 
-An archive belongs to one Java and one class path, which its name says. Java checks both again, and
-runs without an archive that is damaged or does not fit. Archives lie in the cache, beside the jars.
-A failure here only makes the start slower.
+An archive belongs to one Java and one class path, whose digest is in its name. Java checks both
+again, and ignores an archive that is damaged or does not fit. Archives are in the cache, beside the
+jars. A failure here only makes the start slower.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ MAKE_S_MAX = 900.0
 # free memory that making an archive requires; it takes a little more than half of it
 MEMORY_BYTES_MIN = 2_000_000_000
 UNUSED_S_MAX = 30 * 86_400.0
-# The first to go when memory is short, and the last to get a core.
-_HUMBLY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
+# The kernel kills this process first when memory is short, and gives it a core last.
+_LOWEST_PRIORITY = 'echo 1000 >/proc/self/oom_score_adj; exec nice -n 19 "$@"'
 
 
 class JavaArchive:
-    """The archive of one program, such as `spark`. record: where Java lists its classes while there
-    is no archive; None: nowhere. The code that starts Java sets `class_path`."""
+    """The archive of one program, such as `spark`. record: the file in which Java lists its classes
+    while there is no archive; None: it lists none. The code that starts Java sets `class_path`."""
 
     def __init__(self, program: str, record: Path | None = None) -> None:
         self._program, self._record = program, record
@@ -53,8 +53,8 @@ class JavaArchive:
         self.class_path = ""
 
     def options(self, java: Path, files: Iterable[Path], words: Sequence[str] = ()) -> list[str]:
-        """Options for the start of Java. files: of the class path; words: what else the archive
-        depends on."""
+        """Options for the start of Java. files: of the class path; words: other texts on which the
+        archive depends."""
         self._java = java
         self.path = _folder() / f"{self._program}-{_digest(java, files, words)}.jsa"
         if self.path.is_file():
@@ -96,7 +96,7 @@ class JavaArchive:
             command = [str(self._java), "-Xshare:dump", "-XX:TieredStopAtLevel=1", "-Xmx512m"]
             command += ["-cp", self.class_path]
             command += [f"-XX:SharedClassListFile={listed}", f"-XX:SharedArchiveFile={partial}"]
-            at_low_priority = ["sh", "-c", _HUMBLY, "sh", *command]
+            at_low_priority = ["sh", "-c", _LOWEST_PRIORITY, "sh", *command]
             null = subprocess.DEVNULL
             child = start_tied(at_low_priority, stdin=null, stdout=null, stderr=null)
             try:
@@ -115,7 +115,7 @@ class JavaArchive:
 
 
 def make_later(archives: Iterable[JavaArchive], after_s: float = AFTER_S) -> None:
-    """Make them in a thread. Its child processes end with this process."""
+    """Make archives later, in a thread. Its child processes end with this process."""
 
     def make() -> None:
         time.sleep(after_s)

@@ -1,10 +1,10 @@
-"""How often something may be restarted, and a time limit for work at the end.
+"""Limits how often something is restarted, and how long the work of a stop may take.
 
-A query that failed, Spark's Java process or an embedded Kafka is restarted, each time after a
-longer pause. If it ends more than five times in five minutes, a restart does not help, so the
-engine ends with a message. Two ends do not count. A step that put a record or queue aside begins at
-once, since the next start leaves that out. A Python worker that was not ready in time shows a busy
-machine, and giving up would not make it less busy.
+The engine restarts a failed query, Spark's Java process or an embedded Kafka, each time after a
+longer pause. If one ends more than five times in five minutes, a restart does not help, so the
+engine ends with a message. Two failures do not count. If a step put a record or queue aside, the
+query restarts at once and leaves that out. If a Python worker was not ready in time, the machine is
+busy, and giving up would not help.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _PUT_ASIDE = re.compile(r"\bStepPutAside: ")  # see `replica.driver`
 
 
 class Restarts:
-    """Counts restarts of one thing. `stopping` ends a pause. say: gets the sentences, by default
-    the log. most: how many are allowed in five minutes."""
+    """Counts restarts of one thing. `stopping` ends a pause. say: receives the messages, by default
+    the log. most: how many restarts are allowed in five minutes."""
 
     def __init__(
         self, stopping: threading.Event, say: Callable[[str], None] = log.error,
@@ -46,8 +46,7 @@ class Restarts:
         self._stopping.wait(self.pause_s(what, why, see))
 
     def pause_s(self, what: str, why: str, see: str = "") -> float:
-        """Like `again`, but returns the length of the pause, for a caller that does something else
-        meanwhile."""
+        """Like `again`, but return the length of the pause, for a caller with other work."""
         now = time.monotonic()
         self._times = [t for t in self._times if now - t < RESTART_WINDOW_S] + [now]
         count = len(self._times)
@@ -77,13 +76,12 @@ def puts_aside(reason: str) -> bool:
 
 
 def within(seconds: float, work: Callable[[], object], name: str) -> bool:
-    """Do something in a thread. Returns whether it was done in time. An exception is only
-    logged."""
+    """Do work in a thread. Returns whether it ended in time. An exception is only logged."""
 
     def run() -> None:
         try:
             work()
-        except Exception as error:  # the caller only wants to know whether it ended
+        except Exception as error:  # the caller needs only whether it ended
             first, *_ = str(error).splitlines() or [""]  # an error of Java brings its stack
             log.info("%s ended with %s: %s", name, type(error).__name__, first)
 

@@ -1,5 +1,5 @@
-"""The version of the code that takes steps. The log records it, since only the same code may replay
-a step."""
+"""The version of the code that takes steps. The log records it, because only the same code may
+replay a step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# The code that decides, and the code that writes decisions down.
+# The code that determines a step's outputs and their encoding.
 _ROOMS = ("definitions", "expressions", "mesh", "protocol", "replica", "state")
 _LIBRARIES = ("google-re2", "lark", "msgspec", "numpy", "pyarrow")
 
 
 @cache
 def code_version() -> str:
-    """Such as ``0.1.0+1f3a5c7e9b``: the release, and a digest of all code that decides."""
+    """Such as ``0.1.0+1f3a5c7e9b``: the release, and a digest of all code that affects a step."""
     digest = hashlib.sha256(f"{sys.version_info[:2]}".encode())
     for library in _LIBRARIES:
         digest.update(f"{library} {importlib.metadata.version(library)}\n".encode())

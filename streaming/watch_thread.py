@@ -19,7 +19,7 @@ POLL_S = 0.5
 
 
 class WatchThread(threading.Thread):
-    """A thread that ends soon after `stop`, which does not wait for it, and by nothing else."""
+    """A thread that runs until `stop` is called. `stop` does not wait for its end."""
 
     def __init__(self, name: str) -> None:
         super().__init__(daemon=True, name=name)
@@ -27,26 +27,26 @@ class WatchThread(threading.Thread):
         self._reports = OnceAMinute()
 
     def stop(self) -> None:
-        """End the thread, soon."""
+        """End the thread soon."""
         self._stopping.set()
 
     def repeat(self, every_s: float, work: Callable[[], None]) -> None:
-        """Work every so many seconds, until the end."""
+        """Do the work every so many seconds, until the thread is stopped."""
         while not self._stopping.wait(every_s):
             self.attempt(work)
 
     def attempt(self, work: Callable[[], None]) -> None:
-        """Work, and log what it raises, once a minute: the thread must go on."""
+        """Do the work. Log an exception, once a minute, since the thread must continue."""
         try:
             work()
-        except Exception as error:  # whatever nobody thought of
+        except Exception as error:  # unforeseen
             if self._reports.first(type(error).__name__):
                 log.exception("%s", self.name)
 
 
 class TopicReader(WatchThread):
-    """Reads partitions from these offsets on. While Kafka is away it waits. settings: of the
-    consumer, which commits nothing."""
+    """Reads partitions from these offsets on. While Kafka is down it waits. settings: of the
+    consumer, which commits no offsets."""
 
     def __init__(
         self, bootstrap: str, name: str, places: list[TopicPartition], **settings: Any
@@ -61,7 +61,7 @@ class TopicReader(WatchThread):
         return Consumer(
             {
                 **self._kafka,
-                "group.id": "lakequeue-engine",  # asked for, and not used
+                "group.id": "lakequeue-engine",  # required, but not used
                 "enable.auto.commit": False,
                 "auto.offset.reset": "latest",
                 **self._settings,
@@ -73,14 +73,14 @@ class TopicReader(WatchThread):
         while not self._stopping.is_set():
             message = self._consumer.poll(POLL_S)
             if message is not None and message.error() is None:
-                self.attempt(partial(self.take, message))  # anybody may write there
+                self.attempt(partial(self.take, message))  # any client may write there
             else:
                 self.attempt(self.idle)
         self._consumer.close()
 
     def take(self, message: Message) -> None:
-        """Read one record."""
+        """Process one record."""
         raise NotImplementedError
 
     def idle(self) -> None:
-        """Work to do while no record comes."""
+        """Called while no record comes."""

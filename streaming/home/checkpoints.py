@@ -1,13 +1,13 @@
 """Repairs a query's checkpoint before Spark reads it: after a power loss, or after a move.
 
-    offsets/N   what batch N takes, written before it runs
+    offsets/N   the offsets of batch N, written before it runs
     state/…/V   the state after batch V - 1: `V.changelog`, on top of an earlier `V.zip`
     commits/N   batch N is done
 
 After a power loss the newest of these files may be empty or cut, and each start of Spark would fail
 with a Java error. `set_back` goes back to the newest whole batch: it removes the damaged files and
-all later ones that need them. Spark then runs that batch again, and the loop takes the logged steps
-again. An object store writes a file whole or not at all, so it needs no repair.
+all later ones that need them. Spark then repeats that batch, and the loop repeats the logged steps.
+An object store writes a file whole or not at all, so it needs no repair.
 
 Spark writes one absolute path into a stateful query's checkpoint, that of the state's schema, in
 `<broker>/state/<operator>/_metadata/v2/<batch>`: a line with the version, then JSON. If the home
@@ -38,8 +38,9 @@ _CHANGES, _WHOLE = "changelog", "zip"
 
 
 def set_back(checkpoint: Path, number: str = "") -> str:
-    """Set a query's checkpoint back as far as needed. Returns what was done, empty for nothing.
-    number: the query's own, if known. Raises LakequeueError if no batch is whole."""
+    """Set a query's checkpoint back as far as needed. Returns a description of the repairs, empty
+    if there were none. number: the query's id, if known. Raises LakequeueError if no batch is
+    whole."""
     done = []
     about = checkpoint / METADATA
     if about.exists() and (why := damage_of(about) or _damage_of_json(about)):
@@ -51,8 +52,8 @@ def set_back(checkpoint: Path, number: str = "") -> str:
         file, why, batch = problem
         if batch < 0:
             raise LakequeueError(
-                f"{checkpoint / file} {why}, and no earlier batch is whole: put the checkpoint "
-                "back from a backup of the whole home, or make a new home of the tables with "
+                f"{checkpoint / file} {why}, and no earlier batch is whole: restore the checkpoint "
+                "from a backup of the whole home, or make a new home from the tables with "
                 f"`lakequeue rebuild --from {checkpoint.parent.parent} --home ANOTHER`"
             )
         done.append(f"{file} {why}")
@@ -61,7 +62,7 @@ def set_back(checkpoint: Path, number: str = "") -> str:
 
 
 def set_back_or_drop(checkpoint: Path) -> str:
-    """Like `set_back`, for a query of tables: the tables say where to continue, so a checkpoint
+    """Like `set_back`, for a query of tables: the tables record where to continue, so a checkpoint
     that cannot be used is removed."""
     try:
         fixed = [*checkpoint.glob("sources/*/[0-9]*"), *checkpoint.glob(METADATA)]
@@ -75,8 +76,8 @@ def set_back_or_drop(checkpoint: Path) -> str:
 
 
 def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
-    """A file that keeps Spark from continuing: its name, what is wrong with it, and the batch that
-    must run again; -1 if there is none."""
+    """A file that keeps Spark from continuing: its name, its damage, and the batch that must run
+    again; -1 if no batch can. None if all files are whole."""
     offsets, commits = _numbers(checkpoint / "offsets"), _numbers(checkpoint / "commits")
     for number in offsets[-1:-3:-1]:  # Spark reads these two
         if why := _damage_of_lines(checkpoint / f"offsets/{number}"):
@@ -204,7 +205,8 @@ def follow(checkpoint: Folder) -> int:
 
 
 def _follow(file: Path, draft: Path) -> bool:
-    """draft: a path elsewhere, because beside the file Spark would take it for another batch's."""
+    """Correct the paths in one file; returns whether it changed. draft: a path in another folder,
+    because Spark would read a draft beside the file as another batch's."""
     version, _, text = file.read_text().partition("\n")
     about = json.loads(text)
     operator = file.parents[2].absolute()

@@ -1,11 +1,11 @@
-"""The home: the folder with everything that must outlive the process, and the checks that it is
-whole.
+"""The home: the folder with everything that must outlive the process, and the checks before a
+start.
 
 A home has the checkpoint (the queues themselves), the Delta tables, and `lakequeue.json`: the
-format of the state, the home's *epoch*, the checkpoints of the last run, and where checkpoints and
-tables are if they are not in the home (`protocol.folders`). The epoch is a random number, drawn
-when the home is created. Message ids are unique only within a home, so a command with ids names the
-epoch, and commands about another home's messages are refused.
+format of the state, the home's *epoch*, the checkpoints of the last run, and the locations of
+checkpoints and tables that are not in the home (`protocol.folders`). The epoch is a random number,
+drawn when the home is created. Message ids are unique only within a home, so a command with ids has
+the epoch, and the engine refuses commands about another home's messages.
 
 Nothing can replace the checkpoint. If it is missing, Spark silently starts over: acknowledged
 messages would be delivered again, and ids used twice. So the engine remembers the id that Spark
@@ -62,23 +62,23 @@ CHECKPOINT = "checkpoint"
 REHOMED, LAST_RECORDS = "rehomed", "last-words"
 TABLES_CHECKPOINT, HISTORY_CHECKPOINT = "tables-checkpoint", "history-checkpoint"
 PROBE, PROBE_BYTES = ".probe", 1_000_000  # less room than this counts as a full disk
-# Removed brokers: each one's number, and how far it had read its clients: topic, partition, offset.
+# Removed brokers: each one's number, and the topics, partitions and offsets up to which it had read
+# its clients' records.
 Removed = dict[str, tuple[int, list[tuple[str, int, int]]]]
 Moves = list[tuple[str, str, str]]  # VPN, queue, broker where it is now
-REAL_TIME = "real-time"  # it alone takes over a state that was rebuilt
-MICRO_BATCH = "micro-batch"  # of homes that name none: it was the only trigger
+REAL_TIME = "real-time"  # only this trigger can load a rebuilt state
+MICRO_BATCH = "micro-batch"  # the trigger of a home whose record has none: it was the only one
 EPOCH_MAX = 2**53 - 1  # exact in every language that reads JSON numbers as floats
 NUMBERS_MAX = 65_536  # a broker's number is the top 16 bits of its message ids
-# Checkpoints of the engine's queries. That of the tables may be lost: the tables themselves say
-# where to continue.
+# Checkpoints of the engine's queries. That of the tables may be lost: the tables record where to
+# continue.
 _METADATA = ("metadata", "*/metadata")
 
 
 class HomeFolder(HomeNotes):
-    """One home. `open` before anything else; it raises LakequeueError with what to do.
+    """One home. Call `open` first; it raises LakequeueError with what to do.
 
-    tables, checkpoints: paths or URIs, if the user wants them outside the home; empty: where the
-    home has them.
+    tables, checkpoints: paths or URIs given by the user; empty: where the home has them.
     """
 
     def __init__(self, path: Path, tables: str = "", checkpoints: str = "") -> None:
@@ -93,7 +93,8 @@ class HomeFolder(HomeNotes):
     def open(self, trigger: str | None = None) -> None:
         """Prepare the folder, or refuse it.
 
-        trigger: a checkpoint can be read only by the trigger that wrote it; None does not ask.
+        trigger: must be the one that wrote the checkpoint, which no other can read; None: not
+        checked.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ class HomeFolder(HomeNotes):
             raise LakequeueError(f"home {self.path} cannot be used: {error}") from error
 
     def _make_tables(self) -> None:
-        """A home that was used before starts without them: the queues are not in them."""
+        """A home that was used before can start without tables: the queues are not in them."""
         try:
             self.tables.mkdir(parents=True, exist_ok=True)
         except OSError:
@@ -147,8 +148,8 @@ class HomeFolder(HomeNotes):
             if not found:
                 return ""
             return (
-                f"{self.path / ABOUT} is missing beside {self.checkpoint}: it says which "
-                "home this is; put it back, or use another --home"
+                f"{self.path / ABOUT} is missing beside {self.checkpoint}: it identifies the "
+                "home; restore it, or use another --home"
             )
         if about["format"] not in (EARLIER_FORMAT, FORMAT):
             return (
@@ -158,10 +159,10 @@ class HomeFolder(HomeNotes):
         if about["format"] == EARLIER_FORMAT and len(about.get("brokers", ())) > 1:
             return (
                 f"{self.path} was written by a version with state format {EARLIER_FORMAT} and has "
-                f"{len(about['brokers'])} brokers; this version reads that of one broker alone. "
-                "Start the earlier version, remove brokers until one is left (`lakequeue brokers "
-                "--remove NAME`), and stop it cleanly; then start this version and add them "
-                "under other names (`lakequeue brokers --add NAME`)"
+                f"{len(about['brokers'])} brokers; this version reads that format of one broker "
+                "only. Start the earlier version, remove brokers until one is left (`lakequeue "
+                "brokers --remove NAME`), and stop it cleanly; then start this version and add "
+                "them under other names (`lakequeue brokers --add NAME`)"
             )
         if moved := self._moved():
             return moved
@@ -172,7 +173,7 @@ class HomeFolder(HomeNotes):
         if trigger is not None and before != trigger:
             return (
                 f"{self.path} was made with the trigger {before!r}, whose checkpoint {trigger!r} "
-                f"cannot read: say --trigger {before}, or use another --home"
+                f"cannot read: use --trigger {before}, or another --home"
             )
         for place, number in about.get("checkpoints", {}).items():
             if place not in found:
@@ -192,7 +193,8 @@ class HomeFolder(HomeNotes):
         return self.checkpoints / CHECKPOINT
 
     def _moved(self) -> str:
-        """Why the home is refused if its tables or checkpoints are not where the settings say."""
+        """Why the home is refused: its tables or checkpoints are not where the settings say; empty
+        if they are."""
         known, here = places_of(self.path), {TABLES: self.path / TABLES, CHECKPOINTS: self.path}
         sign = {TABLES: "*/_delta_log", CHECKPOINTS: f"{CHECKPOINT}/*"}
         for name, now in self._given.items():
@@ -206,8 +208,8 @@ class HomeFolder(HomeNotes):
         return ""
 
     def unwritable(self, folder: Folder | None = None) -> str:
-        """Why nothing can be written into a folder now, by default beside the checkpoint; empty
-        when it can be."""
+        """Why a folder cannot be written now, by default that of the checkpoint; empty if it
+        can."""
         folder = folder or self.checkpoint
         if isinstance(folder, Path) and not folder.is_dir():
             folder = self.checkpoints  # no query has begun
@@ -224,7 +226,7 @@ class HomeFolder(HomeNotes):
     def _missing(self, what: str) -> str:
         return (
             f"{what}: the queues were in it, and without it acknowledged messages would come "
-            "again and ids be given twice. Restore it from a backup of the whole home, or build "
+            "again and ids be used twice. Restore it from a backup of the whole home, or build "
             "a new home from the tables with `lakequeue rebuild`. Or start over with an empty "
             "--home and a Kafka with fresh topics; all messages and events are still in "
             f"{self.tables}"
@@ -237,7 +239,7 @@ class HomeFolder(HomeNotes):
             self._note(checkpoints=self._checkpoints(), format=FORMAT)
 
     def _is_rebuilt(self) -> bool:
-        """Whether a state that was rebuilt from the tables waits to be loaded."""
+        """Whether the home has a state that was rebuilt from the tables and is not loaded yet."""
         return any(self.path.glob(f"{FOLDER}/*{SUFFIX}"))
 
     @property
@@ -261,12 +263,12 @@ class HomeFolder(HomeNotes):
 
     @property
     def credentials(self) -> Credentials:
-        """For the engine's own connections."""
+        """The credentials of the engine's own connections."""
         return Credentials(ENGINE_CLIENT, engines_key(self.secret))
 
     def require_kafka(self, cluster: str, address: str, accepts_other: bool) -> None:
-        """Bind the home to this Kafka cluster, whose offsets it has read. Raises LakequeueError if
-        it was on another, unless accepts_other."""
+        """Bind the home to this Kafka cluster, whose offsets it stores. Raises LakequeueError if it
+        is bound to another one, unless accepts_other."""
         about = self._record()
         cluster = cluster or about.get(KAFKA, "")  # Kafka does not name its cluster
         known = about.get(KAFKA, cluster)
@@ -283,7 +285,7 @@ class HomeFolder(HomeNotes):
                 "cannot start over: keep its Kafka, or begin with a new home"
             )
         if accepts_other:
-            for name in OF_TABLES:  # the tables say where to continue
+            for name in OF_TABLES:  # the tables record where to continue
                 remove(self.checkpoints / name)
         self._note(**{KAFKA: cluster})
 
@@ -297,14 +299,14 @@ class HomeFolder(HomeNotes):
             if done := set_back(self.checkpoints / place, number):
                 log.warning(
                     "%s was damaged (%s): the query goes back to its newest whole batch, and "
-                    "does what came after it again", self.checkpoints / place, done,
+                    "repeats what came after it", self.checkpoints / place, done,
                 )  # fmt: skip
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
             tables = self.checkpoints / name
             if tables.is_dir() and (done := set_back_or_drop(tables)):
                 log.warning("%s was damaged: %s", tables, done)
 
-    # ------------------------------------------------------------ what was rebuilt (R3)
+    # ------------------------------------------------------------ rebuilt states (R3)
 
     def rebuilt(self, broker: str) -> str:
         """The file of a broker's rebuilt state, until a checkpoint has replaced it; empty if there
@@ -319,7 +321,7 @@ class HomeFolder(HomeNotes):
     ) -> None:  # fmt: skip
         """Give the home these brokers, each with its first state: its loop's snapshot and pages.
         removed: the removed brokers; last: records that these still have to send; moved: queues
-        with one host that have a new broker. Written whole or not at all (M4)."""
+        with one host that have a new broker. The change is written whole or not at all (M4)."""
         about = self._record()
         at = int(about.get("rehomings", 0)) + 1
         named = {name: f"{REHOMED}/{at}/{name}{SUFFIX}" for name in states}
@@ -335,19 +337,19 @@ class HomeFolder(HomeNotes):
         self._drop_rehomed()
 
     def moved(self) -> Moves:
-        """The queues that the last change of brokers has moved."""
+        """The queues that the last change of brokers moved."""
         return [(vpn, queue, to) for vpn, queue, to in self._record().get("moved", [])]
 
     def last_records(self) -> list[Journal]:
-        """Records that removed brokers still have to send. They are sent and then forgotten
-        (`forget_last_records`). A reader drops a journal record that comes twice."""
+        """Records that removed brokers still have to send. The engine sends them and then calls
+        `forget_last_records`. A reader drops a journal record that comes twice."""
         file = self._rehomed() / LAST_RECORDS
         if not file.exists():
             return []
         return msgspec.msgpack.decode(file.read_bytes(), type=list[Journal])
 
     def forget_last_records(self) -> None:
-        """Forget the last records of removed brokers: all were sent."""
+        """Forget the last records of removed brokers, after all were sent."""
         (self._rehomed() / LAST_RECORDS).unlink(missing_ok=True)
 
     def _rehomed(self) -> Path:
@@ -383,7 +385,7 @@ class HomeFolder(HomeNotes):
             raise ValueError(f"{ABOUT} is damaged: {error}") from error
 
     def _note(self, **news: Any) -> None:
-        """Write news into the home's record, if they are any."""
+        """Update the home's record if these values differ from it."""
         about = self._record()
         whole = {**about, **news}
         if whole != about:
@@ -449,19 +451,19 @@ class HomeFolder(HomeNotes):
 
     @property
     def numbers(self) -> int:
-        """How many numbers were given to brokers so far; 0: none, or one to a broker without a
-        stored name."""
+        """How many numbers brokers have had so far; 0: none, or one of a broker without a stored
+        name."""
         return int(self._record().get("numbers", 0))
 
     def give_numbers(self, numbers: int) -> None:
-        """Remember how many numbers were given to brokers."""
+        """Remember how many numbers brokers have had."""
         self._note(numbers=numbers)
 
     def _numbers_with(self, brokers: Mapping[str, int]) -> int:
         return max(self.numbers, *(number + 1 for number in brokers.values()))
 
     def groups(self, given: Mapping[str, str], brokers: Iterable[str]) -> dict[str, str]:
-        """The group of each of these brokers, if it has one: as the home knows it, or as given for
+        """The group of each of these brokers, if it has one: as stored in the home, or as given for
         a new broker. Raises LakequeueError if a broker would change its group: the group's queues,
         with their messages, are on its brokers."""
         known: dict[str, str] = self._record().get("groups", {})
@@ -482,13 +484,13 @@ class HomeFolder(HomeNotes):
     def remember_brokers(
         self, brokers: dict[str, int], groups: Mapping[str, str] | None = None
     ) -> None:
-        """Keep the brokers with their numbers, and the groups of those that are in one."""
+        """Store the brokers with their numbers, and their groups."""
         told = {} if groups is None else {"groups": dict(groups)}
         self._note(brokers=brokers, numbers=self._numbers_with(brokers), **told)
 
 
 def _try(probe: Folder) -> None:
-    """Write a file as large as the space that the engine needs. An object store is never full."""
+    """Write a file of `PROBE_BYTES`. An object store is never full."""
     if isinstance(probe, RemoteFolder):
         probe.write_bytes(b"?")
         return

@@ -21,8 +21,8 @@ class HomeNotes:
     path: Path
 
     def captured(self) -> set[str]:
-        """The captured topics that the engine read when it last ran. The engine's state decides,
-        and is asked at each start; this list saves a restart of the queries then."""
+        """The captured topics that the engine read when it last ran. At each start the engine asks
+        its brokers for the true list; this one saves a restart of the queries."""
         return set(self._kept(CAPTURED, []))
 
     def remember_captured(self, captured: Iterable[str]) -> None:
@@ -30,7 +30,7 @@ class HomeNotes:
         write_json(self.path / CAPTURED, sorted(captured))
 
     def port(self, name: str) -> int:
-        """The port that this home had before; 0 when it had none."""
+        """The port that this home had before; 0 if it had none."""
         return int(self._kept(PORTS, {}).get(name, 0))
 
     def remember_port(self, name: str, port: int) -> None:
@@ -40,7 +40,7 @@ class HomeNotes:
             write_json(self.path / PORTS, {**ports, name: port})
 
     def _kept(self, name: str, nothing: Any) -> Any:
-        """A note of this home; a damaged one counts as missing."""
+        """A note of this home, or `nothing` if it is missing or damaged."""
         file = self.path / name
         try:
             found = json.loads(file.read_text()) if file.exists() else nothing

@@ -1,10 +1,10 @@
-"""A real Apache Kafka broker as a child process, for the embedded default and for tests.
+"""A real Apache Kafka broker as a child process, for `lakequeue up` and for tests.
 
 Applications use the same Kafka as in production. It is one node (KRaft) on 127.0.0.1, with all its
 files in one directory, its home.
 
 - It never outlives this process, even after `kill -9` (`start_tied`).
-- A home has one user at a time. The broker itself holds the lock too (`home.lock`).
+- Only one process at a time may use a home. The broker also holds the lock (`home.lock`).
 - A home keeps its port, so clients find the broker again after a restart.
 """
 
@@ -37,8 +37,8 @@ STOP_SECONDS_MAX = 20.0
 JAVA_OPTIONS = "KAFKA_JVM_PERFORMANCE_OPTS"
 LOCK_SECONDS_MAX = 5.0
 PORTS_FILE = "ports.json"
-# Below the range from which systems take ports for outgoing connections: a connection of some
-# other program must not sit on our port while the broker restarts.
+# Below the range of ports for outgoing connections, so that no connection of another program uses
+# our port while the broker restarts.
 _PORTS = range(20_000, 32_000)
 
 
@@ -48,9 +48,9 @@ class EmbeddedKafka:
     home: directory for data, configuration and logs, made if it is missing.
     port: 0 takes the port that this home had before, or a free one at the first start.
     heap: of the Java process, such as ``512m``.
-    host: the address to listen on; 127.0.0.1 keeps the broker on this machine.
-    Every failure to start raises LakequeueError, whose sentence ends with the log's last useful
-    line. The object is not safe for several threads.
+    host: the address to listen on; with 127.0.0.1 only this machine reaches the broker.
+    Every failure to start raises LakequeueError, whose message ends with the log's last useful
+    line. Several threads must not share an object.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class EmbeddedKafka:
 
     @property
     def ended(self) -> str:
-        """How the process ended by itself, such as "by signal 9"; empty while it runs."""
+        """How the process ended, such as "by signal 9"; empty while it runs."""
         status = self._process.poll() if self._process is not None else None
         if status is None:
             return ""
@@ -156,7 +156,7 @@ class EmbeddedKafka:
         """Take the home, choose the ports and write server.properties."""
         try:
             self.home.mkdir(parents=True, exist_ok=True)
-            self._lock.take(LOCK_SECONDS_MAX)  # a killed broker needs a moment to go
+            self._lock.take(LOCK_SECONDS_MAX)  # a killed broker needs a moment to end
             self._write_properties()
         except OSError as error:
             raise LakequeueError(
@@ -204,7 +204,7 @@ class EmbeddedKafka:
         """Write the cluster's id into an empty data directory, once."""
         if (self.home / "data" / "meta.properties").is_file():
             return
-        # the archive has most of what the tool loads: 0.8 s of a core instead of 1.3
+        # the archive has most classes of the tool: 0.8 s of CPU instead of 1.3
         mapped = JavaArchive("kafka").options(java, map(Path, classpath.split(":")))
         command = [str(java), *mapped, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._logging(), "-cp", classpath, "kafka.tools.StorageTool", "format", "-t"]
@@ -231,8 +231,8 @@ class EmbeddedKafka:
         command += ["kafka.Kafka", str(self.home / "server.properties")]
         assert self._lock.file is not None
         self._log_start_bytes = self.log.stat().st_size if self.log.exists() else 0
-        # Java's own messages (no memory, a bad option) come before any log; they have a file of
-        # their own, which the next start empties.
+        # Java's own messages (no memory, a bad option) come before any log. They go to a separate
+        # file, which the next start empties.
         with (self.home / "kafka.out").open("wb") as output:
             self._process = start_tied(
                 command,
@@ -241,9 +241,9 @@ class EmbeddedKafka:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 pass_fds=(self._lock.file.fileno(),),
-                # Ctrl-C in the terminal is for the engine, not for Kafka. Kafka gets no session of
-                # its own: Linux may divide CPU time by session, and Kafka stood still for seconds
-                # (decision 0028).
+                # Ctrl-C in the terminal must reach the engine, not Kafka. Kafka stays in the
+                # engine's session: Linux may divide CPU time by session, and in its own one Kafka
+                # got none for seconds (decision 0028).
                 process_group=0,
             )
 
@@ -270,7 +270,7 @@ class EmbeddedKafka:
 def cluster_id() -> str:
     """A new cluster's id, as Kafka writes them."""
     text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-    # otherwise Kafka's tool takes it for an option
+    # otherwise Kafka's tool would read it as an option
     return "A" + text[1:] if text.startswith("-") else text
 
 
@@ -371,10 +371,10 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 group.initial.rebalance.delay.ms=0
-# An idle broker should be idle: no empty metadata record every half second.
+# An idle broker writes no empty metadata record every half second.
 metadata.max.idle.interval.ms=0
-# After a crash the controller waits this long before it admits the broker again, so it is the
-# price of every restart after `kill -9` (default 9 s). With one node nothing else hangs on it:
+# After a crash the controller waits this long before it admits the broker again, so every restart
+# after `kill -9` takes that much longer (default 9 s). With one node nothing else depends on it:
 # a broker that was fenced after a long pause is back with its next heartbeat.
 broker.session.timeout.ms=4000
 broker.heartbeat.interval.ms=1000

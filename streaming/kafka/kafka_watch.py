@@ -1,6 +1,6 @@
-"""Restarts a dead embedded Kafka, and tells the operator when Kafka is away.
+"""Restarts a dead embedded Kafka, and reports to the operator when Kafka does not answer.
 
-`KafkaWatch`: the embedded broker is a process of its own, which may run out of memory or be killed.
+`KafkaWatch`: the embedded broker is a separate process, which may run out of memory or be killed.
 It comes back at the same address with the same data; clients and Spark wait for it.
 
 `KafkaAnswers`: all parts wait for Kafka, often silently. This thread asks Kafka every few seconds,
@@ -37,7 +37,7 @@ class KafkaWatch(WatchThread):
     def stop(self, seconds: float = STOP_SECONDS_MAX) -> None:
         """End the watch and stop the broker, cleanly if that takes at most this many seconds."""
         super().stop()
-        while self.is_alive():  # it may be starting, and then the start fails
+        while self.is_alive():  # it may be starting the broker; `abort` makes that fail
             self._kafka.abort()
             self.join(0.1)
         self._kafka.stop(seconds)
@@ -73,7 +73,7 @@ ANSWER_S = 3.0
 
 
 class KafkaAnswers(WatchThread):
-    """Tells the operator whether Kafka answers."""
+    """Logs when Kafka stops answering, and when it answers again."""
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__("lakequeue-kafka")

@@ -18,7 +18,7 @@ from ...protocol.bounds import RECORD_BYTES_MAX
 log = logging.getLogger("lakequeue.engine")
 
 PARTITIONS = {
-    # A producer writes to one partition, so its messages delay few others.
+    # A producer writes to one partition, so its messages delay few other messages.
     topics.PUBLISH: topics.PUBLISH_PARTITIONS,  # of each broker
     topics.COMMANDS: 1,  # of each broker
     topics.DELIVERIES: 8,
@@ -28,17 +28,17 @@ PARTITIONS = {
     topics.ENGINE: 1,
     topics.DIRECTORY: 1,
 }
-SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has partitions of its own
+SHARED = (topics.COMMANDS, topics.PUBLISH)  # each broker has its own partitions
 CLIENT = "lakequeue-engine"
 LATE_S, LATE_S_MAX = 0.1, 30.0  # how often to look for a topic that Kafka does not list yet
-# A step's record is removed when no snapshot needs it, never for its age.
+# The engine removes a step's record when no snapshot needs it; Kafka never removes it for its age.
 STEPS_CONFIG = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
-# Records between brokers, and the engine's for them, may wait for a week, and are never deleted for
-# their size.
+# Records between brokers, and the engine's instructions, stay for a week, whatever their size.
 MESH_CONFIG = {"retention.ms": "604800000", "retention.bytes": "-1", "cleanup.policy": "delete"}
 CONTROL_CONFIG = {"retention.ms": "3600000"}
 HEARTBEATS_CONFIG = {"retention.ms": "3600000"}  # only the newest record is read
-# A TTL and a delay count from when Kafka has a message, whatever the publisher's clock says (X4).
+# A TTL and a delay count from the time when Kafka received the message, not by the publisher's
+# clock (X4).
 PUBLISH_CONFIG = {"message.timestamp.type": "LogAppendTime"}
 DIRECTORY_CONFIG = {"cleanup.policy": "compact"}
 CONFIGS = {
@@ -64,10 +64,10 @@ def ensure_topics(
     before: int = 0,
 ) -> dict[str, int]:
     """Create missing topics: those of the VPNs and the brokers, and others with one partition.
-    Captured topics are not created; whoever writes to them does that.
+    Captured topics are not created; that is up to their producers.
 
-    count: how many numbers brokers were given; with more than one, each gets its own partitions.
-    before: with how many brokers these topics were used; 0: none.
+    count: how many numbers brokers have had; with more than one, each gets its own partitions.
+    before: the number of brokers with which these topics were used so far; 0: none.
 
     Returns all topics of the cluster with their numbers of partitions. Raises NotConnected if Kafka
     does not answer, and LakequeueError for topics whose partitions cannot be shared.
@@ -83,7 +83,7 @@ def ensure_topics(
         missing = sorted(set(wanted) - set(admin.list_topics()))
         made = [name for name in missing if _create(admin, name, wanted[name])]
         described = _described(admin, missing, {*missing}.difference(made))
-        # Kafka may have listed one of these late, so it counts as missing and was not made here.
+        # Kafka may have listed one of these late: it was missing, but was not made here.
         publishes = {topics.topic(vpn, topics.PUBLISH) for vpn in vpns}
         _have_kafkas_time(admin, sorted(publishes.difference(made)))
         sizes = _sizes(described, {name: wanted[name] for name in made})
@@ -97,7 +97,7 @@ def ensure_topics(
 
 
 def ensure_own(bootstrap: str, wanted: Mapping[str, int]) -> None:
-    """Make these topics of the engine's, one after the other, or give them more partitions. wanted:
+    """Create these topics of the engine, one after the other, or give them more partitions. wanted:
     their numbers of partitions. Raises NotConnected."""
     try:
         with admin_client(bootstrap, CLIENT) as admin:
@@ -114,7 +114,7 @@ def ensure_own(bootstrap: str, wanted: Mapping[str, int]) -> None:
 
 
 def _create(admin: Any, name: str, partitions: int) -> bool:
-    """Returns False if the topic exists already: a busy Kafka may list it a moment later."""
+    """Create a topic. Returns False if it exists already: a busy Kafka may list it late."""
     config = {"max.message.bytes": str(RECORD_BYTES_MAX), **CONFIGS.get(topics.kind(name), {})}
     try:
         admin.create_topics([NewTopic(name, partitions, -1, topic_configs=config)])
@@ -125,7 +125,7 @@ def _create(admin: Any, name: str, partitions: int) -> bool:
 
 def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> list[dict[str, Any]]:
     """All topics, as Kafka describes them. missing: topics that it did not list. late: those of
-    them that exist nevertheless: wait until it lists them."""
+    them that exist nevertheless; wait until Kafka lists them."""
     until = time.monotonic() + LATE_S_MAX
     while True:
         described = list(admin.describe_topics(sorted({*admin.list_topics(), *missing})))
@@ -141,7 +141,7 @@ def _described(admin: Any, missing: Collection[str], late: Collection[str]) -> l
 
 
 def _have_kafkas_time(admin: Any, names: list[str]) -> None:
-    """Let topics of earlier versions and of operators use Kafka's time too, if the engine may alter
+    """Set Kafka's time for topics of earlier versions and of operators too, if the engine may alter
     them."""
     for name in names:
         resource = ConfigResource(ConfigResourceType.TOPIC, name, PUBLISH_CONFIG)
@@ -153,7 +153,7 @@ def _have_kafkas_time(admin: Any, names: list[str]) -> None:
         if why is not None:
             log.warning(
                 "topic %r: message.timestamp.type cannot be set to LogAppendTime, so times to live "
-                "and delays count by publishers' clocks: %s", name, why,
+                "and delays use the publishers' clocks: %s", name, why,
             )  # fmt: skip
 
 
@@ -172,7 +172,7 @@ def _too_many(name: str, size: int, most: int) -> str:
     would read records again."""
     return (
         f"topic {name!r} has {size} partitions, and these brokers share {most}: several brokers "
-        "need topics that lakequeue made itself; use a Kafka without them, or stay with one broker"
+        "need topics that lakequeue created; use a Kafka without them, or stay with one broker"
     )
 
 

@@ -1,6 +1,6 @@
 """The figures of a loop's batch, as columns that Spark observes for each broker.
 
-Spark's own counts say nothing, since the tick source has one row per batch. These figures are
+Spark's own counts are useless, since the tick source has one row per batch. These figures are
 observed metrics in Spark's progress, from which Prometheus gets them (`sinks.metrics`).
 """
 
@@ -17,11 +17,11 @@ class Figures:
 
     records_in, records_out: Kafka records; wait: from a message's Kafka time to its step, for the
     oldest message of each step; gap_ms: time without steps, for a snapshot or because no batch
-    runs; replayed: steps taken again, which took replay_ms and first spanned replayed_life_ms;
-    step_max_ms: the longest step, from its input to its outputs; busy_ms: not waiting for input;
-    step_ms: the core's part; lag_records: records in Kafka that no step has read, as of the last
-    look for topics; slow_partitions: of commands, see `sources.input_pace`; state_*: what was
-    written to the state.
+    runs; replayed: repeated steps, which took replay_ms, and replayed_life_ms the first time;
+    step_max_ms: the longest step, from its input to its outputs; busy_ms: time not spent waiting
+    for input; step_ms: the core's part; lag_records: records in Kafka that no step has read, as of
+    the last look for topics; slow_partitions: of commands, see `sources.input_pace`; state_*:
+    pages written to the state.
     """
 
     steps: int = 0

@@ -4,13 +4,13 @@
              else ─▶ fence other workers, load the state, read the log, replay ─▶ continue
 
 A thread takes the steps (`stepper`). A batch gives it Spark's state and waits until a snapshot is
-due. Once Kafka has all outputs up to the mark, the batch writes pages and snapshot to Spark's
-state, and Spark commits them while steps go on. After any error the loop is discarded, and the next
-one starts from the state and the log.
+due. When Kafka has all outputs up to the mark, the batch writes pages and snapshot to Spark's
+state, and Spark commits them while steps continue. After any error the loop is discarded, and the
+next one starts from the state and the log.
 
-Spark gives a broker's next batch to the same worker as long as that lives, since each query has its
-own entry in the workers' environment. So `_loops` outlives a batch. A loop is used again only if
-the state is what it saved last.
+Spark gives a broker's next batch to the same worker while that worker lives, since each query has
+its own entry in the workers' environment. So `_loops` outlives a batch. A loop is used again only
+if the state is the one that it saved last.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Loop:
             if self._inputs.stopped:
                 time.sleep(STOPPED_S)  # the engine is about to end the query
             return self._save(state, self._stepper.visit())
-        except BaseException:  # whatever it was, the next loop begins from the state
+        except BaseException:  # after any error the next loop begins from the state
             self.close()
             raise
 
@@ -92,8 +92,8 @@ class Loop:
         return mark.figures, mark.notes
 
     def _trim(self, before: int) -> None:
-        """Trim the log up to this offset, before which no snapshot needs it. The tables may need it
-        a little longer (`log_kept_s`)."""
+        """Trim the log up to this offset, before which no snapshot needs it, `log_kept_s` later:
+        the tables may still need it."""
         now = time.monotonic()
         self._unneeded.append((now, before))
         while now - self._unneeded[0][0] >= self.options.log_kept_s:
@@ -130,14 +130,14 @@ class Loop:
             self._stepper, self._inputs, self._discovery, self._cache.writer, self._outbox
         ]  # fmt: skip
         figures = Figures()
-        self._replay(figures)  # read the log while others are being fenced
+        self._replay(figures)  # read the log while other workers are being fenced
         self._log.fenced()
-        self._replay(figures)  # then what they still wrote
+        self._replay(figures)  # then the records that they still wrote
         self._stepper.found(self._discovery.sizes())
         self._discovery.start()
         self.driver.notes.append(f"worker:{socket.gethostname()}/{os.getpid()}")
         self._stepper.begin(figures, self._discovery.look)
-        # only now, when it knows what to read: a waiting reader would notice late
+        # only now, with all partitions known: a waiting reader would notice new ones late
         self._inputs.start({})
 
     def _logged(self, start: int) -> list[tuple[int, StepRecord]]:
@@ -156,7 +156,9 @@ class Loop:
         if todo:
             figures.replay_ms += round(1000 * (time.monotonic() - begun))
             figures.replayed_life_ms += todo[-1].now - todo[0].now
-            log.warning("%s: %d steps again, outputs of %s", self._topic, len(todo), spoken)
+            log.warning(
+                "%s: %d steps repeated, outputs of %s sent again", self._topic, len(todo), spoken
+            )
 
     def _stopped(self) -> bool:
         return self.failed or self._inputs.stopped
@@ -174,7 +176,7 @@ _loops: dict[str, Loop] = {}  # of this worker, by broker
 def batch_rows(options: Options, state: StatePages) -> pd.DataFrame:
     """Run one batch of one broker; returns its figures and notes as rows of the query."""
     loop = _loop(options, state)
-    if loop.saved >= 0:  # until its first mark Java is busy starting an engine
+    if loop.saved >= 0:  # until the first mark Java is busy starting the engine
         set_priorities(options.alone)
     figures, notes = loop.batch(state)
     return_free_memory()
@@ -182,7 +184,7 @@ def batch_rows(options: Options, state: StatePages) -> pd.DataFrame:
 
 
 def _loop(options: Options, state: StatePages) -> Loop:
-    """The loop of this worker, if the state is what it saved last; else a new one."""
+    """The loop of this worker, if the state is the one that it saved last; else a new one."""
     loop = _loops.get(options.broker)
     if loop is not None:
         saved = state.load()

@@ -1,10 +1,10 @@
 """The core in the loop: `replica.Driver` with Kafka, Spark's state and real clocks.
 
-A broker learns of others when the engine names them, or from their records (`Mesh.load`).
+A broker learns about other brokers from the engine, or from their records (`Mesh.load`).
 
-A step that fails ends the loop and the batch. Pages that were written since the last mark belong to
-this attempt alone, and Spark discards them. It runs the batch again, and the next loop begins from
-the state, with a log that names the input to leave out.
+A step that fails ends the loop and the batch. Spark discards the pages that were written since the
+last mark, and runs the batch again. The next loop begins from the state, and the log names the
+input to leave out.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Logged = tuple[int, StepRecord]
 
 
 class _Layout(msgspec.Struct):
-    """The fields that the broker's page has in every format."""
+    """The field that the broker's page has in every format."""
 
     format: int = 0
 
 
-BATCH_LIMITS = Limits(beside=1)  # a batch takes 100 ms and more, however little its steps do
+BATCH_LIMITS = Limits(beside=1)  # a batch takes at least 100 ms, even if its steps do little
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 _layout = msgspec.msgpack.Decoder(_Layout).decode
 
@@ -47,9 +47,9 @@ def wall() -> float:
 
 
 class LoopDriver(Driver):
-    """One broker's steps on the core. saved: the state's snapshot; limits: tests make them tiny;
-    resting: its clock stands still. Then nothing becomes due, such as a lane's retry each second,
-    no session ends for lack of heartbeats, and brokers only answer each other until the home is at
+    """One broker's steps. saved: the state's snapshot; limits: tests make them tiny; resting: the
+    broker's clock stands still. Then nothing becomes due, such as a lane's retry each second, and
+    no session ends for lack of heartbeats: brokers only answer each other until the home is at
     rest."""
 
     def __init__(
@@ -73,8 +73,8 @@ class LoopDriver(Driver):
         return super().one(_Inputs(inputs, self._time, self._pace), timeout_s)
 
     def _keep_pace(self, inputs: Any) -> None:
-        """Wait until the next step may begin, and send the outputs of steps that the log has by
-        then."""
+        """Wait until the next step may begin. Meanwhile send the outputs of steps that are in the
+        log."""
         begun = time.monotonic()
         while (rest := self._pace.rest_s(time.monotonic())) > 0:
             if self._unsaid:
@@ -93,7 +93,7 @@ class LoopDriver(Driver):
 
 
 def micro_batch(home: Home, store: Pages) -> MicroBatch:
-    """Begin a micro-batch. It carries pages of the earlier core over."""
+    """Begin a micro-batch. Converts pages of the earlier core."""
     if _format_of(store) == EARLIER_FORMAT:
         _convert(home, store)
     _check_format(home, store)
@@ -101,7 +101,7 @@ def micro_batch(home: Home, store: Pages) -> MicroBatch:
 
 
 class _Inputs:
-    """Live inputs, at a pace."""
+    """Live inputs that report each step to the pace."""
 
     def __init__(self, inputs: Any, clock: Callable[[], int], pace: Pace) -> None:
         self._inputs, self._clock, self._pace = inputs, clock, pace
@@ -114,7 +114,8 @@ class _Inputs:
         return taken
 
     def up_to(self) -> int | None:
-        """Kafka stamps with the wall clock, and that may have jumped ahead."""
+        """The inputs' time, but not after the broker's clock: Kafka's own clock may have jumped
+        ahead."""
         at: int | None = self._inputs.up_to()
         return None if at is None else min(at, self._clock())
 
@@ -125,11 +126,11 @@ def _format_of(store: Store) -> int | None:
 
 
 def _check_format(home: Home, store: Store) -> None:
-    """Raise Refused for the pages of another core."""
+    """Raise Refused for pages in another format."""
     found = _format_of(store)
     if found not in (None, FORMAT):
         raise Refused(
-            f"the state of broker {home.name!r} has format {found}, and the core reads "
+            f"the state of broker {home.name!r} has format {found}, and this version reads "
             f"{FORMAT}: use the version that wrote it, or begin with an empty home"
         )
 

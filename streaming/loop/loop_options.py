@@ -1,4 +1,4 @@
-"""What the engine tells a broker's loop when its query starts."""
+"""The options that the engine gives a broker's loop when its query starts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Options:
     """The options of one query.
 
     run: the id of this run on the control topic. alone: whether this is the only broker. keep: how
-    many batches Spark may go back. alone_s: how long steps go on if no batch follows. rebuilt: a
-    file with the state to begin with, see `state_files`. log_kept_s: how long the tables need the
-    log after snapshots do not. resting: whether the home is coming to rest, so no client's records
-    are read. removed: numbers of removed brokers, whose partitions this one reads on. read: how
-    far they had read. accepts_other_kafka: also accept a Kafka that went back in time, and a log
-    of steps that is shorter than it was.
+    many batches Spark may go back. alone_s: how long steps continue if no batch follows. rebuilt: a
+    file with the first state, see `state_files`. log_kept_s: how much longer than snapshots the
+    tables need the log. resting: whether the home is coming to rest, so that the loop reads no
+    client's records. removed: numbers of removed brokers, whose partitions this one reads. read:
+    the offsets up to which they had read. accepts_other_kafka: also accept a Kafka that went back
+    in time, and a log of steps that is shorter than it was.
     """
 
     kafka: dict[str, Any]

@@ -1,18 +1,18 @@
-"""Pages in the worker's memory, in front of the operator's state.
+"""A cache of pages in the worker's memory, in front of the operator's state.
 
-A batch is long, and most pages change many times in it; the state gets each once. A page is *dirty*
-if the state does not have it, *leaving* while a thread writes it, and *clean* if it equals the
-state. A dirty page that has not changed for a while is written early, so that the end of the batch
-has little to write. When room is short, clean pages go first. Large pages have payloads or segments
-of cold rows, and steps read most of them once at best. They are dropped if nobody reads them for a
-while, and go first if they take more than an eighth. Otherwise a million new messages would push
-out the small pages that steps need.
+A batch is long, and most pages change many times in it; the cache writes each to the state once. A
+page is *dirty* if the state does not have it, *leaving* while a thread writes it, and *clean* if it
+equals the state. A dirty page that has not changed for a while is written early, so that the end of
+the batch has little to write. When room is short, the cache drops clean pages. Large pages have
+payloads or segments of cold rows, and steps read most of them at most once. They are dropped if no
+step reads them for a while, and before other pages if they use more than an eighth of the cache.
+Otherwise a million new messages would push out the small pages that steps need.
 
-Between two batches there is no state to read. Steps go on with the pages in memory, and a step that
-needs another one waits for the next batch. The stepping thread uses the cache; the batch attaches,
-settles and detaches its `writer`.
+Between two batches there is no state to read. Steps continue with the pages in memory, and a step
+that needs another one waits for the next batch. The stepping thread uses the cache; the batch
+attaches, settles and detaches its `writer`.
 
-The content is valid only while the state is what this cache wrote, see `loop.Loop`.
+The cache is valid only while the state is the one that it wrote, see `loop.Loop`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ class CacheClosed(LakequeueError):
 
 
 class Pages(Store, Protocol):
-    """The store beneath, which can also list its pages. It takes one call at a time."""
+    """The store below the cache, which can also list its pages. It allows one call at a time."""
 
     def keys(self) -> set[str]:
         """Every page's key."""
 
 
 class PageCache:
-    """A store in front of ``below``. bytes_max: for all pages; dirty ones alone may exceed it until
-    they are written.
+    """A store in front of ``below``. bytes_max: of all pages; dirty ones may exceed it until they
+    are written.
 
     written_bytes, written_pages: written to the state since `count_anew`.
     """
@@ -69,7 +69,7 @@ class PageCache:
         self.writer.attach(below)
 
     def count_anew(self) -> None:
-        """Start the counts of written pages anew."""
+        """Reset the counts of written pages."""
         self.written_bytes = self.written_pages = 0
 
     @property
@@ -143,8 +143,8 @@ class PageCache:
     # ------------------------------------------------------------ writing
 
     def write_behind(self) -> None:
-        """Write pages that have not changed for a while or do not fit, and drop pages that nobody
-        reads. Called between two steps."""
+        """Write pages that have not changed for a while or do not fit, and drop large pages that no
+        step reads. Called between two steps."""
         now = time.monotonic()
         while self._large and now - self._large[key := next(iter(self._large))] > LARGE_KEPT_S:
             self._let_go(key)
@@ -175,13 +175,13 @@ class PageCache:
         self._leave(key)
 
     def hand_over(self) -> None:
-        """Let the state get all pages as they are now. Called between two steps."""
+        """Write all dirty pages to the state as they are now. Called between two steps."""
         for key in list(self._dirty):
             self._leave(key)
 
 
 class Writer:
-    """Writes pages in a thread of its own, in the order in which they come, while steps go on.
+    """Writes pages in its own thread, in the order in which they come, while steps continue.
     waited_s: how long steps waited for a batch because they needed a page."""
 
     def __init__(self) -> None:
@@ -192,25 +192,25 @@ class Writer:
         self._newest: dict[str, bytes | None] = {}
         self._thread: threading.Thread | None = None
         self._end = self._closed = False
-        self._reads = False  # somebody waits for a page: reads go before writes
+        self._reads = False  # a step waits for a page: reads go before writes
         self._failure: BaseException | None = None
         self.bytes = 0
         self.waited_s = 0.0
 
     def attach(self, below: Pages) -> None:
-        """A batch begins: the same pages, behind a new handle."""
+        """Use the handle of a batch that begins; it has the same pages."""
         self._end = False
         with self._calls:
             self._below = below
             self._calls.notify_all()
 
     def detach(self) -> None:
-        """A batch ends: its handle is no longer used, and readers wait."""
+        """Stop using the handle of a batch that ends. Readers wait for the next one."""
         with self._calls:
             self._below = None
 
     def get(self, key: str) -> bytes | None:
-        """A page from the state, or one that waits to be written."""
+        """A page from the state, or its newer content that is not written yet."""
         with self._changed:
             if key in self._newest:
                 return self._newest[key]
@@ -238,7 +238,7 @@ class Writer:
         return self._below
 
     def write(self, key: str, value: bytes | None) -> None:
-        """Write a page, or remove it (None), soon."""
+        """Queue a page to be written, or to be removed (None)."""
         with self._changed:
             if self._failure is not None:
                 raise self._failure
@@ -251,7 +251,7 @@ class Writer:
             self._thread.start()
 
     def settle(self) -> None:
-        """Wait until everything is written; raises the thread's error."""
+        """Wait until all pages are written. Raises the thread's error."""
         self._end_thread()
         if self._failure is not None:
             raise self._failure

@@ -1,7 +1,8 @@
 """The stateful operator of the micro-batch trigger: a few steps per batch.
 
-Spark limits a batch in messages only, and takes commands whole. So a batch is cut into steps with
-limits in records and bytes. The cuts depend only on the records, so a repeated batch is cut alike.
+Spark limits the publishes of a batch, but not its commands. So this operator cuts a batch into
+steps of limited records and bytes. The cuts depend only on the records, so a repeated batch is cut
+in the same places.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _COLUMNS = ("topic", "partition", "key", "value", "headers", "note")  # as in `s
 class BrokerProcessor(StatefulProcessor):
     """Takes the steps of one broker.
 
-    partitions: the topics that clients may name, with their numbers of partitions; limits: the
-    record size of topics that allow less than the default.
+    partitions: the existing topics with their numbers of partitions; limits: the record size of
+    topics that allow less than the default.
     """
 
     def __init__(self, home: Home, partitions: dict[str, int], limits: dict[str, int]) -> None:

@@ -1,10 +1,10 @@
 """The stateful operator of the real-time trigger: one row per batch, and a loop inside.
 
 The query's source only keeps it running. Spark places the operator, keeps its state and restarts
-it; the work is in `loop`.
+it; `loop` does the work.
 
-When a query starts, Spark asks the operator for its state variables in a Python process of its own,
-and everything waits for the answer. So this module imports little.
+When a query starts, Spark asks the operator for its state variables in a separate Python process,
+and waits for the answer. So this module imports little.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""The thread that takes a broker's steps, also while Spark is between two batches.
+"""The thread that takes a broker's steps, even while Spark is between two batches.
 
     batch:  visit ──────────▶ mark: save, commit, plan ─▶ visit ─────────▶ mark …
     steps:  ─1─2─3─4─5─6─7─8─┤9─10─11─12─13─14─15─16─17─18─19─20─21─22─23─┤24─25 …
 
-A batch *visits*: it brings Spark's state. At the end of a visit the thread makes a *mark* between
-two steps: the state at that moment, for the batch to save. Steps then go on with the pages in the
-cache, since Spark's next batch comes to the same worker. If none comes, they end after `alone_s`,
-or when replaying them would take too long. Another worker may run the broker too; the log's fence
-keeps the two apart (`sinks.log_writer`).
+A batch *visits* the thread: it brings Spark's state. At the end of a visit the thread makes a
+*mark* between two steps: the state at that moment, which the batch saves. Steps then continue with
+the pages in the cache, since Spark's next batch comes to the same worker. If none comes, they stop
+after `alone_s`, or when replaying them would take too long. If another worker runs the broker too,
+the log fences one of them (`sinks.log_writer`).
 
 A visit ends after `batch_s`, when enough was written, or when replaying all steps since the last
 mark would take more than `replay_s`. Steps that were replayed at the start count too, so that the
@@ -39,20 +39,21 @@ from .worker_process import StackDump
 
 log = logging.getLogger("lakequeue.loop")
 
-IDLE_S = 0.5  # how often a loop without work looks whether pages have settled
+IDLE_S = 0.5  # how often a loop without work writes pages that no longer change
 MARK_ROWS, ALL_ROWS = 10_000, 1 << 62  # rows of a mark that are written between two steps
-JOIN_S = 3.0  # at most, for a thread that Kafka holds up: it is fenced anyway
+JOIN_S = 3.0  # the longest wait for a thread that is blocked by Kafka: it is fenced anyway
 
 
 def went_back(broker: str, places: list[PartitionId]) -> str:
-    """Why a broker refuses a Kafka that has lost records which the broker has read."""
+    """The error for a Kafka that has lost records which the broker has read."""
     (topic, partition), more = places[0], len(places) - 1
     also = f" and {more} more" if more else ""
     return (
-        f"Kafka went back in time: broker {broker!r} has read more of partition {partition} of "
-        f"topic {topic!r}{also} than there is now, of the same topic; a copy that is older than "
-        "this home was put in its place. Give Kafka back its newest data, or start with "
-        "--accept-other-kafka: the queues are kept, and what comes to Kafka from now on is read"
+        f"Kafka went back in time: broker {broker!r} has read beyond the present end of partition "
+        f"{partition} of topic {topic!r}{also}. Kafka's data was probably replaced by a copy that "
+        "is older than this home. Restore Kafka's newest data, or start with "
+        "--accept-other-kafka: the queues are kept, and the engine reads records that come from "
+        "now on"
     )
 
 
@@ -97,7 +98,8 @@ class Stepper(threading.Thread):
     # ------------------------------------------------------------ the batch's thread
 
     def begin(self, figures: Figures, look: Callable[[], None]) -> None:
-        """Start. figures: of the replay; look: called when queues capture more."""
+        """Start the thread. figures: of the replay; look: called when queues capture more
+        topics."""
         self._opened, self._look = figures, look
         self._take_topics()
         if self._inputs.went_back and not self._options.accepts_other_kafka:
@@ -106,7 +108,7 @@ class Stepper(threading.Thread):
         self.start()
 
     def visit(self) -> Mark:
-        """Let the thread step until it is time for a mark; returns the mark. Raises the error that
+        """Let the thread take steps until a mark is due; returns the mark. Raises the error that
         ended the thread."""
         with self._changed:
             self._visited, self._since = True, time.monotonic()
@@ -119,12 +121,12 @@ class Stepper(threading.Thread):
             return mark
 
     def found(self, sizes: dict[str, int]) -> None:
-        """Take the list of all topics, with their numbers of partitions. Any thread may call it."""
+        """Pass the thread all topics with their numbers of partitions. Any thread may call it."""
         self._news = sizes
         self._inputs.arrived.set()
 
     def close(self) -> None:
-        """End the thread; it may be in a step that Kafka holds up."""
+        """End the thread, which may be in a step that Kafka blocks."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -154,7 +156,7 @@ class Stepper(threading.Thread):
             self._dump.stop()
 
     def _may_step(self) -> bool:
-        """Wait while no batch could save another step. False: the thread ends."""
+        """Wait while no batch could save another step. Returns False when the thread must end."""
         begun = time.monotonic()
         if not (self._closing or self._visited or self._alone()):
             if self._coming is not None:
@@ -192,17 +194,17 @@ class Stepper(threading.Thread):
             self._take_topics()
         captured = len(driver.captured)
         room = self._options.batch_bytes - self._cache.dirty_bytes
-        inputs.room_bytes = None if self._visited else room  # nobody takes its records
+        inputs.room_bytes = None if self._visited else room  # unsaved pages are limited
         at, idle = time.monotonic(), inputs.waited_s
         left = self._since + self._options.batch_s - at if self._visited else IDLE_S
         if self._coming is not None:
-            left = 0.0  # it has something to do
+            left = 0.0  # there is a mark to write
         cost, log_at = driver.cost_s, driver.log_at
         taken = driver.one(inputs, min(IDLE_S, max(0.0, left)))
-        if driver.log_at < log_at:  # made again: it does not have the steps since the last mark
+        if driver.log_at < log_at:  # the log was recreated, without the steps since the last mark
             inputs.wants_mark = True
         ranges, in_vain = ((), {}) if taken is None else (taken.ranges, driver.in_vain)
-        if taken is None:  # else the step did it
+        if taken is None:  # otherwise the step did this
             self._outbox.acked()  # Kafka may have refused an output
         inputs.took(ranges, in_vain, driver.cost_s - cost)
         took = time.monotonic() - at - (inputs.waited_s - idle)
@@ -213,7 +215,7 @@ class Stepper(threading.Thread):
             self._look()
 
     def _take_topics(self) -> None:
-        """Take the topics as they are now: for replies, and to read them."""
+        """Update the topics to which replies may go, and read new ones."""
         sizes, self._news = self._news or {}, None
         driver = self._driver
         driver.learn(sizes)
@@ -223,11 +225,11 @@ class Stepper(threading.Thread):
         else:
             places = own_places(sizes, o.vpns, o.broker, o.number, o.alone, o.removed)
             places += places_of(sizes, captured_topics(sizes, driver.captured))
-        # It may have read there before, as the only broker; another broker has read on since.
+        # This broker may have read there before, as the only one; a removed broker then read on.
         at = {p: max(read.get(p, 0), o.read.get(p, 0)) for p in places}
         try:
             self._inputs.also(at, driver.ids)
-        except KafkaException as error:  # it is away: at the next look
+        except KafkaException as error:  # Kafka is down: the next look tries again
             log.info("%s: new topics are not read yet: %s", o.broker, error)
             self._news = self._news or sizes
 

@@ -1,21 +1,21 @@
-"""The worker's process: its memory, its priority, and its stacks if a step hangs.
+"""The worker's process: its memory, its priority, and stack traces if a step hangs.
 
-**Memory** (decision 0027). Payloads come and go in blocks of up to a megabyte. If each block went
-back to the system at once, the kernel would clear the same memory again and again, which on some
-virtual machines costs 15 times as much as writing to it. So freed memory is kept and used again,
-and all of it is returned once a minute. Larger blocks go back at once. This needs glibc
-(mallopt(3), malloc_trim(3)); elsewhere nothing is done.
+**Memory** (decision 0027). Payloads come and go in blocks of up to a megabyte. If the process
+returned each block to the system at once, the kernel would clear the same memory again and again,
+which on some virtual machines costs 15 times as much as writing to it. So the process keeps freed
+memory and uses it again, and returns all of it once a minute. Larger blocks are returned at once.
+This needs glibc (mallopt(3), malloc_trim(3)); without it, nothing is done.
 
-**Priority** (decision 0028). Clients wait for steps, and nobody waits for the tables, which Java
-writes beside them on all cores. So each thread of Java gets a lower priority than the worker. Java
-gives way while the worker computes, and has the cores to itself while the worker waits for it. This
-is done only for a home's only broker. A process may lower its priorities but not raise them, and
-children inherit them. So with several brokers Java keeps its priority, and a worker that was
-preferred before lowers its own to the same.
+**Priority** (decision 0028). Clients wait for steps, but not for the tables, which Java writes at
+the same time on all cores. So each thread of Java gets a lower priority than the worker. Java
+yields while the worker computes, and has all cores while the worker waits for it. This is done only
+for a home's only broker. A process may lower its priority but not raise it, and children inherit
+it. So with several brokers Java keeps its priority, and a worker that had a higher one lowers its
+own to the same.
 
-**Stacks.** A C timer writes the stacks of all threads to Spark's log if a step takes too long. It
-needs no Python lock, so it also shows a thread that holds that lock. The stepping thread resets it
-every few seconds, and stops it while it waits for others.
+**Stack traces.** A C timer writes the stacks of all threads to Spark's log if a step takes too
+long. It needs no Python lock, so it also shows a thread that holds that lock. The stepping thread
+resets the timer every few seconds, and stops it while it waits for other threads.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _glibc(name: str) -> Any:
 
 
 def keep_free_memory() -> None:
-    """Set this for the process and its forks. Call it before the first thread starts."""
+    """Keep freed memory, in this process and its forks. Call it before the first thread starts."""
     if (mallopt := _glibc("mallopt")) is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
@@ -53,8 +53,8 @@ def keep_free_memory() -> None:
 
 
 def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
-    """Return all free memory, if the last time was ``every_s`` ago. Call it between two pieces of
-    work: it takes some milliseconds, in which other threads wait for memory."""
+    """Return all free memory to the system, at most every ``every_s`` seconds. Call it between two
+    batches: it takes some milliseconds, in which other threads wait for memory."""
     global _given_back_at
     now = time.monotonic()
     if now - _given_back_at >= every_s and (trim := _glibc("malloc_trim")) is not None:
@@ -63,9 +63,10 @@ def return_free_memory(every_s: float = RETURN_EVERY_S) -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Set this for the process and its forks, after its imports. What was imported is not looked
-    through again, so its memory stays shared. Steps make no cycles of objects: with Python's usual
-    threshold of 700 new objects 3 to 10 % of a small step was a search for them."""
+    """Collect garbage rarely, in this process and its forks. Call it after the imports: the
+    collector then skips imported objects, so their memory stays shared between forks. Steps make no
+    cycles of objects: with Python's usual threshold of 700 new objects, 3 to 10 % of a small step
+    was a search for them."""
     gc.freeze()
     gc.set_threshold(GARBAGE_AFTER)
 
@@ -75,9 +76,10 @@ NICE_MAX = 19
 
 
 def set_priorities(alone: bool) -> int:
-    """Called in a broker's worker, at each batch: threads come and go. alone: this is the only
-    broker, and the Java process yields to this worker; otherwise this worker gets Java's priority.
-    Returns how many threads were lowered: none if the system has no `/proc`, or does not let us."""
+    """Set the priorities of a broker's worker and Java. Call it in the worker at each batch, since
+    threads come and go. alone: this is the only broker, and Java yields to this worker; otherwise
+    this worker gets Java's priority. Returns how many threads were lowered: none if the system has
+    no `/proc` or does not allow it."""
     with suppress(OSError, ValueError):
         java = _parent(os.getppid())  # our parent is the daemon that forks workers
         if alone:
@@ -106,22 +108,22 @@ RESET_S = 2.0
 
 
 class StackDump:
-    """Watches one thread that must not hang."""
+    """The timer that writes stack traces if one thread hangs."""
 
     def __init__(self) -> None:
         self._reset_at = float("-inf")
 
     def reset(self) -> None:
-        """Reset the timer: the thread goes on."""
+        """Reset the timer: the thread makes progress."""
         now = time.monotonic()
         if now - self._reset_at >= RESET_S:
             self._reset_at = now
-            # A worker's standard error goes to Spark's log. A test may have replaced it with
-            # something that is no file.
+            # A worker's standard error goes to Spark's log. A test may have replaced it with an
+            # object that is not a file.
             faulthandler.dump_traceback_later(DUMP_S, file=sys.__stderr__ or 2)
 
     def stop(self) -> None:
-        """Stop the timer: the thread waits for others now."""
+        """Stop the timer: the thread now waits for other threads."""
         if self._reset_at > float("-inf"):
             self._reset_at = float("-inf")
             faulthandler.cancel_dump_traceback_later()

@@ -1,1 +1,1 @@
-"""The Spark session, the streaming queries, and what Spark reports."""
+"""The Spark session, the streaming queries, and Spark's progress and errors."""

@@ -1,7 +1,7 @@
-"""The cause of an error of Spark, Delta or a Python worker, in one line.
+"""Finds the cause of an error of Spark, Delta or a Python worker, as one line.
 
-An error that passed through Java and Python carries the text of each level; its first line says "An
-error occurred while calling o123.save". The innermost cause is the useful one.
+An error that passed through Java and Python has the text of each level, and begins with "An error
+occurred while calling o123.save". The innermost cause is the useful one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ import logging
 import re
 
 DEPTH_MAX = 20
-# The last line of a Python traceback, also of one inside a Java error. Our own errors have names of
-# all kinds.
+# The last line of a Python traceback, even inside a Java error. Our own errors may have any name.
 _PYTHON = re.compile(
     r"^((?:lakequeue(?:\.\w+)*\.[A-Z]\w*|(?:\w+\.)*\w*(?:Error|Exception))(?:: .*)?)$",
     re.MULTILINE,
@@ -21,7 +20,7 @@ _CALLED = re.compile(r"^: (.+)$", re.MULTILINE)  # behind "An error occurred whi
 _JAVA = re.compile(r"(?:java|org|io|com|scala|software)\.")
 _PASSED_ON = re.compile(r"(?:\w+\.)*Py4J\w*|(?:\w+\.)*\w+: An exception was raised by the Python")
 _PACKAGE = re.compile(r"(?:[a-z]\w*\.)+(?=[A-Z])")
-# The query was stopped, Spark ended, or its Java process did and left a call without an answer.
+# The query was stopped, Spark ended, or its Java process died during a call.
 _CUT_OFF = re.compile(
     r"\w*Interrupt\w*|.*\bSparkContext was shut down|.*\bstopped SparkContext"
     r"|Error while sending or receiving|An error occurred while calling \S+$"
@@ -41,8 +40,8 @@ def cause_of(error: object) -> str:
 
 
 def keep_record(record: logging.LogRecord) -> bool:
-    """A logging filter that drops py4j's tracebacks of batches that were cut off. The engine
-    reports those that it did not cut off itself."""
+    """A logging filter that drops py4j's tracebacks of batches that were cut off. The engine itself
+    reports unexpected ends."""
     error = record.exc_info[1] if record.exc_info else None
     return record.module not in _PY4J or error is None or not _CUT_OFF.match(cause_of(error))
 

@@ -1,8 +1,8 @@
 """Passes each batch's report to the driver.
 
-Spark tells its listeners of every batch. PySpark's own listener reads that field by field from
-Java: about 200 calls per batch, some of which search all jars for classes, and two fifths of Java's
-time in short batches. Here it is one call that gets the same as JSON.
+Spark calls its listeners after every batch. PySpark's own listener reads the report field by field
+from Java: about 200 calls per batch, some of which search all jars for classes, and two fifths of
+Java's time in short batches. This listener gets the same as JSON, in one call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProgressListener(StreamingQueryListener):
 
     @property
     def _jlistener(self) -> Any:
-        """What PySpark registers with Java for a listener."""
+        """The object that PySpark registers with Java."""
         return SparkContext._jvm.PythonStreamingQueryListenerWrapper(self)  # type: ignore[union-attr]
 
     def onQueryStarted(self, event: Any) -> None:
@@ -37,8 +37,8 @@ class ProgressListener(StreamingQueryListener):
         """Nothing to do."""
 
     def onQueryTerminated(self, event: Any) -> None:
-        """Nothing to do; the watch looks at the query itself."""
+        """Nothing to do; `query_watch` checks the query itself."""
 
     def onQueryProgress(self, event: Any) -> None:
-        """A batch is done."""
+        """Pass on the report of a finished batch."""
         self._on_batch(json.loads(event.progress().json()))

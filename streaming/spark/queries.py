@@ -5,8 +5,8 @@ With *micro-batch* Spark plans the records of a batch, which is one step or a fe
 core, and clients see no difference. Their checkpoints differ, so a home keeps its trigger. The
 tables have queries of their own, since a commit to Delta takes longer than a delivery may.
 
-Planning is most of Spark's work for a small batch. The plan has one shape and its rows go to
-Python, so `QUERY_SETTINGS` turns off everything without effect here (decision 0008): code
+Planning is most of Spark's work for a small batch. The plan always has the same shape and its rows
+go to Python, so `QUERY_SETTINGS` turns off everything without effect here (decision 0008): code
 generation, checks of the plan after each rule, full plans for the web page, and unused rules.
 """
 
@@ -33,7 +33,7 @@ from .error_causes import cause_of
 
 TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
-# How the loop's error begins when it must not go on.
+# The beginning of the loop's error if it must not continue.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
 
@@ -41,7 +41,7 @@ def start_loop(
     spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
 ) -> StreamingQuery:
     """Start a broker's query in real time. given: the user's settings, which take precedence."""
-    # A part of the key under which Spark keeps idle workers, so that a broker gets its own again.
+    # Spark keeps idle workers by their environment, so that a broker gets its own worker again.
     spark.sparkContext.environment[ENVIRONMENT] = options.broker
     try:
         rows = loop_rows(spark, options)
@@ -85,7 +85,7 @@ def start_batches(
 def start_every(
     interval_s: int, stream: DataFrame, writer: Any, name: str, checkpoint: Folder
 ) -> StreamingQuery:
-    """Start a query of tables, whose batches a function writes."""
+    """Start a query of tables. writer: the function that writes each batch."""
     return (
         stream.writeStream.foreachBatch(writer)
         .queryName(name)
@@ -112,7 +112,7 @@ def reason(query: StreamingQuery) -> str:
 
 
 def refusal(query: StreamingQuery) -> str:
-    """The loop's reason if it ended its query because it must not go on; else empty."""
+    """The loop's reason if it ended its query because it must not continue; else empty."""
     found = _REFUSED.search(str(query.exception()))
     return found[1] if found else ""
 
@@ -135,7 +135,7 @@ def _start(
 
 @contextmanager
 def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[None]:
-    """Set the session's settings while a query starts; the query keeps a copy."""
+    """Change the session's settings while a query starts, which copies them."""
     before = {key: spark.conf.get(key, None) for key in settings}
     try:
         for key, value in settings.items():

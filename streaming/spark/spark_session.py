@@ -1,11 +1,11 @@
 """The Spark session: `conf/spark.conf`, and settings that depend on the machine.
 
-Paths (Python, log configuration, jars) and addresses cannot be in a file; all other settings are
-lines of that file, each with its reason. `package_zip` makes the zip from which a cluster's
-executors import this package.
+Paths (Python, log configuration, jars) and addresses depend on the machine; all other settings are
+in that file, each with its reason. `package_zip` makes the zip from which a cluster's executors
+import this package.
 
-A broker is one long task, so it holds a task slot for good, and the tables' queries need another.
-`check_slots` refuses a master that has too few.
+A broker is one long task, so it occupies a task slot for good, and the tables' queries need another
+one. `check_slots` refuses a master with too few.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 CLASS_PATHS = ("spark.driver.extraClassPath", "spark.executor.extraClassPath")
 # Variables by which Spark's scripts add to the class path.
 _CLASS_PATHS = ("SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
-JAVA_END_S_MAX = 10.0  # seconds that we wait for Java, whose hooks remove temporary files
+JAVA_END_S_MAX = 10.0  # the wait for Java's end, whose hooks remove temporary files
 JAVA_ENDS = (
     "Error: Could not create the Java Virtual Machine.",
     "Error: A fatal exception has occurred. Program will exit.",
@@ -91,8 +91,9 @@ def spark_settings(
         settings["spark.driver.bindAddress"] = "127.0.0.1"
         settings["spark.executor.extraJavaOptions"] = logging
         settings["spark.python.daemon.module"] = DAEMON
-        # Java archives no classes of `spark.jars`, and Spark copies these jars at each start. Jars
-        # for an object store stay there, in a folder of their own: so all homes share one archive.
+        # Java does not archive classes of `spark.jars`, and Spark copies these jars at each start.
+        # Only jars for an object store, which have their own folder, stay there, so that all homes
+        # share one archive.
         ours = [jar for jar in jars if jar.parent == jars[0].parent]
         for key in CLASS_PATHS:
             settings[key] = ":".join([*map(str, ours), *filter(None, [given.pop(key, "")])])
@@ -107,8 +108,8 @@ def spark_settings(
 
 
 def _why_java_ended(log: Path, begins: int) -> str:
-    """Why Java ended: the last line that it printed behind an offset of a log, except those with
-    which it always ends. Empty if there is none."""
+    """Why Java ended: its last line in the log after an offset, except lines with which it always
+    ends. Empty if there is none."""
     with log.open("rb") as file:
         file.seek(begins)
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
@@ -127,18 +128,18 @@ def spark_session(
     log_format: str = "text",
     archive: JavaArchive | None = None,
 ) -> SparkSession:
-    """Start Spark, or take the session that is already there.
+    """Start Spark, or return the running session.
 
     master: such as ``local[2]`` or ``spark://host:7077``; None: ``local[*]``, or the master given
     to the `spark-submit` that started this program. jars: `ensure_jars().spark`; on a cluster that
-    has them, an empty list. extra: any setting by its name; it takes precedence over everything
-    else. Java options of the driver, and a class path, are added after ours, since Java takes the
-    last of two that contradict each other. ui_port: of Spark's web page; None means no page. With a
-    local master it, like all of Spark's ports, listens on 127.0.0.1. log_file: gets the output of
-    the Java process and the Python workers, at WARN; without it they print errors to standard
-    error. log_format: `text`, or `json` for a line of JSON an event. archive: records the classes
-    that Java loads, if there is no archive yet; an existing archive is used. Raises LakequeueError
-    if there is no Java or Spark does not start.
+    has them, an empty list. extra: any setting by its name; it overrides everything else. Java
+    options of the driver, and a class path, are added after ours, since Java uses the last of two
+    that contradict each other. ui_port: of Spark's web page; None means no page. With a local
+    master, all of Spark's ports listen on 127.0.0.1. log_file: receives the output of the Java
+    process and the Python workers, at WARN; without it they print errors to standard error.
+    log_format: `text`, or `json` for one JSON object per line. archive: used if it exists;
+    otherwise Java records the classes for it. Raises LakequeueError if there is no Java or Spark
+    does not start.
     """
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is None and not submitted:
@@ -187,9 +188,9 @@ def spark_session(
 
 
 def java_ended(wait_s: float = 0.0) -> str:
-    """How Spark's Java process ended, such as "by signal 9"; empty while it lives. wait_s: after a
-    lost connection it may take a moment until the kernel reports the end. Under `spark-submit` Java
-    is our parent, and ends only with us."""
+    """How Spark's Java process ended, such as "by signal 9"; empty while it runs. wait_s: how long
+    to wait for its end, which the kernel may report a moment after the connection was lost. Under
+    `spark-submit` Java is our parent, and ends only with us."""
     process = _java_process()
     if process is None:
         return ""
@@ -201,7 +202,7 @@ def java_ended(wait_s: float = 0.0) -> str:
 
 
 def executors(spark: SparkSession) -> list[str]:
-    """The addresses of the driver and of each executor that it knows; none after Java's end."""
+    """The addresses of the driver and its executors; empty after Java's end."""
     java = spark.sparkContext._jsc
     if java is None:
         return []
@@ -210,8 +211,8 @@ def executors(spark: SparkSession) -> list[str]:
 
 
 def kill_java() -> bool:
-    """Kill Spark's Java process; Python calls that wait for it fail. Returns False, and does
-    nothing, if Java is our parent, as under `spark-submit`."""
+    """Kill Spark's Java process; Python calls that wait for it fail. If Java is our parent, as
+    under `spark-submit`, do nothing and return False."""
     process = _java_process()
     if process is None:
         return False
@@ -222,8 +223,8 @@ def kill_java() -> bool:
 
 
 def halt_java_at_exit() -> None:
-    """Halt the Java process that started us when we exit. Until then it passes on our output;
-    afterwards its own endless threads would keep it alive."""
+    """When this process exits, halt the Java process that started it. Until then Java passes on our
+    output; afterwards its threads would keep it alive for ever."""
     from pyspark import SparkContext
 
     gateway = SparkContext._gateway
@@ -232,8 +233,8 @@ def halt_java_at_exit() -> None:
 
 
 def await_java_at_exit() -> None:
-    """At exit, wait for a Java child, which still writes into the home: once we have ended, the
-    home may be copied."""
+    """At exit, wait for a Java child, which still writes into the home: users may copy the home
+    when this process has ended."""
     process = _java_process()
     if process is not None:
         atexit.register(_await, process)
@@ -252,8 +253,8 @@ def _halt(runtime: Any) -> None:
 
 
 def forget_session(spark: SparkSession) -> None:
-    """Forget a session whose Java process is gone, so that the next one gets its own. PySpark keeps
-    the process's address in its classes, and its own `stop` needs the process."""
+    """Forget a session whose Java process has died, so that the next session starts a new one.
+    PySpark keeps the process's address in its classes, and its own `stop` needs the process."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession as Session
     from pyspark.sql import SQLContext
@@ -363,9 +364,9 @@ def _spark_home(master: str | None) -> Path:
 
 
 def _launch_java(settings: Mapping[str, str], log_file: Path) -> None:
-    """Start Java as PySpark does, but with this file in place of our streams. Java prints before
-    any log configuration counts, and VACUUM prints how much it deleted; ours may be read as JSON,
-    and other threads write to them meanwhile."""
+    """Start Java as PySpark does, but let it print into this file. Java prints before its log
+    configuration is read, and VACUUM prints how much it deleted; our own streams may have to stay
+    JSON, and other threads write to them at the same time."""
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
 
@@ -382,7 +383,7 @@ _LOCAL_CLUSTER = re.compile(r"local-cluster\[(\d+),\s*(\d+),\s*\d+\]")
 
 
 def slots(master: str) -> int | None:
-    """How many tasks run at once; None if only the cluster knows."""
+    """How many tasks a master runs at once; None if that depends on a cluster."""
     if found := _LOCAL.fullmatch(master):
         threads = found["threads"] or "1"
         return os.cpu_count() or 1 if threads == "*" else int(threads)

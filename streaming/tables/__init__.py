@@ -1,1 +1,1 @@
-"""The Delta tables beside the queries that write them: upkeep, repair, restarts, SQL with Spark."""
+"""Care of the Delta tables: upkeep, repair, restarts of their queries, a Spark session for SQL."""

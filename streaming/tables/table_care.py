@@ -5,8 +5,8 @@
     lakequeue.vacuum_hours     how long files that left a table, and Delta's log, are kept; 48
 
 `sinks.upkeep` does the work. A file beside the tables has the time of the last upkeep, so an engine
-that is started every night does not begin with one. A failed upkeep is logged and repeated an hour
-later. Nothing else in the engine waits for it.
+that is started every night does not begin with one. After a failure the upkeep is tried again an
+hour later. Nothing else in the engine waits for it.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def upkeep_s(settings: EngineSettings) -> float:
 
 class TableCare(WatchThread):
     """The upkeep of an engine's tables. beside: a folder of the home, even if the tables are
-    elsewhere. every_s: between two upkeeps. session: Spark's, while it runs. look: looks at all
-    queues."""
+    elsewhere. every_s: between two upkeeps. session: returns Spark's session while it runs. look:
+    looks at all queues."""
 
     def __init__(
         self, tables: Folder, beside: Path, rules: Rules, every_s: float,
@@ -110,7 +110,7 @@ class TableCare(WatchThread):
         return True
 
     def _oldest(self, now: float) -> float | None:
-        """When the oldest message in a queue came, epoch s."""
+        """When the oldest message in any queue entered, epoch s; None without messages."""
         ages = [q["oldest_age_s"] for q in self._look().queues if q["oldest_age_s"] is not None]
         return now - max(ages) - MARGIN_S if ages else None
 

@@ -1,13 +1,13 @@
 """One writer for a home's Delta tables, and their repair while no engine runs (R1).
 
-`TablesLock`: an engine looks once, at its start, what the tables still lack. Two engines would
-write everything twice, so the second is refused. The operating system holds the lock, on a file
-beside the tables, so it is released however a process ends.
+`TablesLock`: an engine checks only at its start which rows the tables lack. Two engines would write
+every row twice, so the second is refused. The operating system holds the lock, on a file beside the
+tables, so it is released however a process ends.
 
-`repair`: mends damaged tables (`sinks.table_damage`) and removes the checkpoints of the queries
-that write them. The tables say where to continue, and what is missing at their end is written again
-if Kafka still has it. A history that starts over writes a whole snapshot first (`sinks.snapshots`),
-so every moment from then on can be rebuilt.
+`repair`: repairs damaged tables (`sinks.table_damage`) and removes the checkpoints of the queries
+that write them. The tables record where to continue, and the engine writes the rows missing at
+their end again if Kafka still has the records. A history that starts over writes a whole snapshot
+first (`sinks.snapshots`), so every moment from then on can be rebuilt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..home.home_folder import HISTORY_CHECKPOINT, TABLES_CHECKPOINT
 
 
 class TablesTaken(LakequeueError):
-    """Another process has the tables. owner: which one, if it said so."""
+    """Another process has the tables. owner: which one, as it wrote into the lock's file."""
 
     def __init__(self, tables: Path, owner: str) -> None:
         super().__init__(
@@ -45,8 +45,8 @@ class TablesLock(OwnedLock):
 
 
 def repair(home: Path) -> list[str]:
-    """Repair what is damaged. Returns one sentence per repair. Raises LakequeueError while an
-    engine runs, OSError if something cannot be written."""
+    """Repair damaged tables. Returns one sentence per repair. Raises LakequeueError while an engine
+    runs, OSError if a file cannot be written."""
     places = places_of(home)
     tables, checkpoints = tables_place(home, places), checkpoints_place(home, places)
     lock = TablesLock(home / TABLES)
@@ -55,14 +55,14 @@ def repair(home: Path) -> list[str]:
     except TablesTaken as taken:
         raise LakequeueError(
             f"The engine of home {home} is running ({taken.owner}) and has its tables open: stop "
-            "it, run this command again, and start it. The queues do not need the repair: they "
-            "go on meanwhile"
+            "it, run this command again, and start it. The queues do not need the repair and "
+            "continue without it"
         ) from taken
     try:
         if all(table.is_whole for table in look_at_tables(tables)):
             return []
         for name in (TABLES_CHECKPOINT, HISTORY_CHECKPOINT):
-            remove(checkpoints / name)  # first, so that an interrupted repair is done again
+            remove(checkpoints / name)  # first, so that an interrupted repair can be repeated
         return list(mend(tables))
     finally:
         lock.release()

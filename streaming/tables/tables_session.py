@@ -1,7 +1,7 @@
-"""A Spark session to query the Delta tables, beside the engine or without one.
+"""A Spark session to query the Delta tables, with a running engine or without one.
 
-Spark needs Delta's jars, and takes `delta.<path>` only for an absolute path; both are taken care of
-here. A reader sees one whole version of a table, also while the engine writes.
+Spark needs Delta's jars, and accepts `delta.<path>` only with an absolute path; this module handles
+both. A reader sees one whole version of a table, even while the engine writes.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""Keeps the tables' queries running, and tells the brokers how far the tables are.
+"""Keeps the tables' queries running, and reports the tables' progress to the brokers.
 
-`TablesWatch`: the brokers go on whatever happens to these queries.
+`TablesWatch`: the brokers continue whatever happens to these queries.
 
     a query ends, or does not start
       ─▶ its disk is full  ─▶ alert; check every second whether there is room
-         anything else     ─▶ alert at the second time; start again after longer and longer pauses
+         anything else     ─▶ alert at the second time; restart after longer and longer pauses
     it has written a batch again ─▶ clear the alert
 
-A restarted query continues from its checkpoint and writes the missing rows, as far as Kafka still
-has the records. The alert is a log line, an event in each VPN (`tables_stopped`, `tables_resumed`)
-and a metric. It names a damaged table and its remedy, else the cause. An empty file beside the
-tables remembers the alert, so a restarted engine clears it too. A slow object store can make a
-start take minutes, so each start has its own thread.
+A restarted query continues from its checkpoint and writes the missing rows, if Kafka still has the
+records. The alert is a log line, an event in each VPN (`tables_stopped`, `tables_resumed`) and a
+metric. It names a damaged table and the remedy, or else the cause. An empty file beside the tables
+records the alert, so a restarted engine can clear it. On a slow object store a start may take
+minutes, so each start has its own thread.
 
 `TablesMarks`: for `durability: delta`. After Delta's commit Spark reports where the batch ended,
 and each broker gets a short command about its own partitions. If a report is lost in a crash, the
-next commit covers it; a waiting producer sends again and causes one.
+next commit covers it; a waiting producer sends again, which causes one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PAUSE_S_MAX = 30.0
 FIRST_S_MAX, START_S_MAX = 20.0, 1.0
 LOOK_S = 1.0
 WHY_CHARACTERS_MAX = 500
-TOLD = ".stopped-"  # the file that says that the operator was told about a query
+TOLD = ".stopped-"  # the file that records an alert about a query
 
 
 class TablesStart(threading.Thread):
@@ -67,9 +67,9 @@ class TablesStart(threading.Thread):
 
 @dataclass(slots=True)
 class TableQuery:
-    """A query that writes tables. tries: how often it ended since it last wrote. due: when to look
-    again (monotonic, s). full: whether its disk is full. alerted: whether the operator was told
-    since it last wrote; told: also whether an earlier engine told it."""
+    """A query that writes tables. tries: how often it ended since it last wrote. due: when to try
+    again (monotonic, s). full: whether its disk is full. alerted: whether this engine has raised
+    the alert since the query last wrote; told: whether this or an earlier engine has."""
 
     name: str
     start: Callable[[], None]
@@ -108,7 +108,7 @@ class TablesWatch:
         self._try(one, FIRST_S_MAX)
 
     def look(self) -> None:
-        """Start what has ended and may run again."""
+        """Restart queries that have ended and may run again."""
         running = self._application.table_queries
         for one in self._queries.values():
             if one.starting is not None and not self._has_started(one, one.starting, 0.0):
@@ -122,7 +122,7 @@ class TablesWatch:
                 self._ended(one, reason(query))
 
     def batch(self, name: str) -> None:
-        """A query has written a batch."""
+        """Note that a query has written a batch; clear its alert."""
         one = self._queries.get(name)
         if one is None:
             return
@@ -170,7 +170,7 @@ class TablesWatch:
             return
         why = (lacks or self._damage() or why)[:WHY_CHARACTERS_MAX]
         log.error(
-            "the query %r does not write the tables: %s; the queues go on, and the missing "
+            "the query %r does not write the tables: %s; the queues continue, and the missing "
             "rows are written later", one.name, why,
         )  # fmt: skip
         self._metrics.level("tables_stopped", 1, one.name)
@@ -189,7 +189,7 @@ class TablesWatch:
     def _damage(self) -> str:
         try:
             return damage(self._folder.tables)
-        except (OSError, LakequeueError):  # the store is away: the cause says it
+        except (OSError, LakequeueError):  # the store does not answer: the cause says so
             return ""
 
     def _send_event(self, why: str) -> None:
@@ -200,7 +200,8 @@ class TablesWatch:
 
 
 class TablesMarks:
-    """Tells the brokers of an engine. brokers: by name. tell: sends a broker a command."""
+    """Reports the tables' progress to the brokers. brokers: by name. tell: sends a broker a
+    command."""
 
     def __init__(
         self, brokers: Mapping[str, BrokerQuery], tell: Callable[[BrokerQuery, bytes], None]
@@ -209,12 +210,14 @@ class TablesMarks:
         self._told: dict[str, dict[str, int]] = {}
 
     def begin(self, broker: BrokerQuery, written: bool) -> None:
-        """A broker begins: tell it whether tables are written, and how far."""
+        """Tell a starting broker whether tables are written. Their progress follows with the next
+        batch."""
         self._told.pop(broker.name, None)
         self._tell(broker, encode_command(Tables(written=written)))
 
     def batch(self, progress: dict[str, Any]) -> None:
-        """A batch of any query is done. progress: Spark's, as in its JSON."""
+        """Report a batch of the tables' query. progress: of any query's batch, as in Spark's
+        JSON."""
         if progress.get("name") != TABLES_QUERY:
             return
         ends = ends_of(progress)
@@ -229,8 +232,8 @@ class TablesMarks:
             try:
                 self._tell(broker, encode_command(Tables(up_to=more)))
                 told |= more
-            except LakequeueError as error:  # Kafka is away; the next commit says it
-                log.warning("%s was not told how far the tables are: %s", broker.name, error)
+            except LakequeueError as error:  # Kafka is down; the next commit reports it
+                log.warning("the tables' progress did not reach %s: %s", broker.name, error)
 
     def _is_of(self, broker: BrokerQuery, partition: int) -> bool:
         return len(self._brokers) == 1 or partition in topics.publish_partitions(broker.number)

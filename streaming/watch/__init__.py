@@ -1,1 +1,1 @@
-"""Watches: restart what ended or hangs, and tell the operator."""
+"""Watches: restart queries that ended or hang, and report to the operator."""

@@ -1,7 +1,7 @@
-"""What a batch reports to the driver besides its figures: notes, and records that Kafka lost.
+"""Reads the notes in a batch's report, and finds records that Kafka lost.
 
 A *note* is a word, a colon, and the rest, written by a broker or its loop. Notes are not part of
-the state and may be lost, so code that must be sure asks the engine.
+the state and may be lost, so code that must be sure asks the broker.
 
 Spark's Kafka source skips missing records silently (`failOnDataLoss` is false: otherwise the engine
 would not start). If a batch has fewer rows than its offsets span, Kafka's first offset of the
@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def count(self) -> int:
-        """How many they are."""
+        """The number of lost records."""
         return self.end - self.start
 
 
@@ -60,8 +60,8 @@ def missing(progress: dict[str, Any]) -> dict[PartitionId, tuple[int, int]]:
 
 
 def _read(progress: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
-    """Where a batch's Kafka sources began and ended, unless it was their first batch, and how many
-    rows they returned."""
+    """The offsets where a batch's Kafka sources began and ended, and how many rows they returned.
+    Leaves out a source's first batch."""
     for source in progress.get("sources") or ():
         start, end = source.get("startOffset"), source.get("endOffset")
         if isinstance(start, dict) and isinstance(end, dict):
@@ -79,8 +79,8 @@ def _spans(start: dict[str, Any], end: dict[str, Any]) -> dict[PartitionId, tupl
 
 
 def made_anew(progress: dict[str, Any]) -> dict[str, int]:
-    """The topics that were deleted and recreated, by a batch's progress, and how many records it
-    read of each."""
+    """The topics that were deleted and recreated, according to a batch's progress, and how many
+    records the batch read of each."""
     return {
         topic: sum(end.get(topic, {}).values())
         for start, end, _ in _read(progress)
@@ -126,13 +126,14 @@ def losses(
 
 
 class LossWatch:
-    """Looks at each batch's progress. `on_loss` is called after a loss was logged."""
+    """Checks each batch's progress for lost records. `on_loss` is called after a loss was
+    logged."""
 
     def __init__(self, bootstrap: str, on_loss: Callable[[Loss], None]) -> None:
         self._bootstrap, self._on_loss = bootstrap, on_loss
 
     def batch(self, progress: dict[str, Any]) -> None:
-        """Look at a finished batch. If rows are missing, ask Kafka, in a thread."""
+        """Check a finished batch. If rows are missing, ask Kafka, in a thread."""
         spans = missing(progress)
         if spans:
             about = progress["name"], spans
@@ -143,7 +144,7 @@ class LossWatch:
     def _look(self, query: str, spans: dict[PartitionId, tuple[int, int]]) -> None:
         try:
             found = losses(spans, first_offsets(self._bootstrap, list(spans)), query)
-        except KafkaException as error:  # Kafka is away: the next batch looks again
+        except KafkaException as error:  # Kafka is down: the next batch tries again
             log.warning("cannot find out whether records are lost: %s", error)
             return
         for loss in found:
@@ -160,8 +161,8 @@ class LossWatch:
 def notices(
     topic: str, records: int, reader: str, vpns: list[str], event: str = "records_lost"
 ) -> list[tuple[str, bytes]]:
-    """The commands that make a loss an event, each with its VPN: the topic's own, or all VPNs for a
-    captured topic, since only the brokers know which queues capture it."""
+    """The commands that turn a loss into an event, each with its VPN: the topic's own, or all VPNs
+    for a captured topic, since only the brokers know which queues capture it."""
     own = topics.split(topic)
     command = encode_command(RecordsLost(topic=topic, records=records, reader=reader, event=event))
     return [(vpn, command) for vpn in vpns if own is None or own[0] == vpn]
@@ -193,10 +194,9 @@ _OF_TOPIC = {
 
 @dataclass(frozen=True, slots=True)
 class BatchNotes:
-    """Passes each note on. on_loss: called with a broker, a topic, a number of records, an event,
-    and the table query if one lost them. on_report: called with a broker's report about itself:
-    `stopped` after the last batch of its loop, `worker` with its process, `read` with how far it
-    had read its clients."""
+    """Handles each note. on_loss: called with a broker, a topic, a number of records, an event, and
+    the table query if one lost them. on_report: called with a broker's report about itself:
+    `stopped` after the last batch of its loop, `worker` with its process."""
 
     captured: CapturedTopics
     metrics: Metrics
@@ -220,17 +220,17 @@ class BatchNotes:
                 self.metrics.count("malformed_records", vpn, by=count)
             case "slow":
                 log.warning(
-                    "%s: most of its commands are refused or settle nothing, so a step takes few "
-                    "of its commands while others send", rest,
+                    "%s: most of its commands have no effect, so a step takes few of them while "
+                    "other partitions are active", rest,
                 )  # fmt: skip
             case "refused":
                 topic, _, why = rest.partition(":")
-                log.error("Kafka does not take records for topic %r: %s", topic, why)
+                log.error("Kafka refuses records for topic %r: %s", topic, why)
             case "stopped" | "worker":
                 self.on_report(broker, kind, rest)
 
     def of_tables(self, query: str, topic: str, count: int) -> None:
-        """Kafka lost records of a topic that a table query had read."""
+        """Report that Kafka lost records of a topic that a table query had read."""
         self._of_topic("", "back", topic, count, query)
 
     def _of_topic(self, broker: str, kind: str, topic: str, count: int, query: str = "") -> None:

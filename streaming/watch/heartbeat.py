@@ -1,9 +1,9 @@
-"""Two threads that send at the right time: the engine's heartbeat, and ticks of micro-batches.
+"""Two threads that send records on time: the engine's heartbeat, and ticks for micro-batches.
 
-**Heartbeat**: a record on `<vpn>.engine` every two seconds, so that a client without an answer can
-tell whether the engine runs: an answer from Kafka does not show that, nor does a lock on another
-machine. A reader waits for the next record instead of comparing clocks; only `lakequeue doctor`
-compares its time. A heartbeat shows that the process lives, not that its queries answer.
+**Heartbeat**: a record on `<vpn>.engine` every two seconds. It tells a client without an answer
+whether the engine runs, which neither an answer from Kafka nor a lock on another machine shows. A
+reader waits for the next record instead of comparing clocks; only `lakequeue doctor` compares its
+time. A heartbeat shows that the process lives, not that its queries answer.
 
 **Ticks**: with micro-batches no batch runs without input. Each batch reports the broker's next
 deadline, and the thread sends a tick then. An extra tick does no harm.
@@ -30,7 +30,8 @@ EVERY_S = 2.0
 
 
 class EngineHeartbeat(WatchThread):
-    """``send`` puts one record on the topic of each VPN; it may raise LakequeueError."""
+    """Sends the heartbeat. send: writes one record to the topic of each VPN; it may raise
+    LakequeueError."""
 
     def __init__(self, send: Callable[[bytes], None], home: Path, every_s: float = EVERY_S) -> None:
         super().__init__("lakequeue-heartbeat")
@@ -51,7 +52,7 @@ class EngineHeartbeat(WatchThread):
             about = {**self._about, "time": round(time.time() * 1000)}
             try:
                 self._send(json.dumps(about).encode())
-            except LakequeueError as error:  # Kafka is away, so nobody can read it either
+            except LakequeueError as error:  # Kafka is down, so nobody could read it
                 log.debug("a heartbeat was not sent: %s", error)
             self._stopping.wait(self._every_s)
 
@@ -61,8 +62,8 @@ REPEAT_S = 2.0
 
 
 class Ticker(threading.Thread):
-    """``send`` puts one tick record on the commands topic. The first tick is sent at once, for
-    deadlines that passed before."""
+    """Sends a tick at each deadline. send: writes one tick record to the commands topic. The first
+    tick is sent at once, for deadlines that passed before."""
 
     def __init__(self, send: Callable[[], None]) -> None:
         super().__init__(daemon=True, name="lakequeue-ticker")
@@ -72,7 +73,7 @@ class Ticker(threading.Thread):
         self._over = False
 
     def set(self, broker: str, at_ms: int) -> None:
-        """A broker's next deadline, epoch ms; 0 for none."""
+        """Set a broker's next deadline, epoch ms; 0 for none."""
         with self._changed:
             if at_ms:
                 self._deadlines[broker] = at_ms

@@ -1,12 +1,12 @@
 """Logs alerts (S9, B4) and the end of single messages (X5, C7, S4), from the journal topics.
 
 A loop reports at the end of its batch, up to half a minute later: too late for a queue that fills
-up. The journal has events at once. Of most records only the dictionary of events is read; rows are
-read only if it has a wanted event. Events from before the engine's start are not logged.
+up. The journal has events at once. Of most records this thread reads only the dictionary of events,
+and rows only if it has a wanted event. Events from before the engine's start are not logged.
 
-The journal has every event of every message. The log has only events after which somebody may look
-for a message: it died, or was discarded or rejected. Each second some of them get a line each, and
-the others are counted in one line.
+The journal has every event of every message. The log has only events after which somebody may
+search for a message: it died, or was discarded or rejected. In each second the first of them get a
+line each, and one line counts the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SAID = {"scope", "limit", "percent"}  # of every alert
 
 
 def decoded(value: bytes) -> pa.Table | None:
-    """A journal record as a table; None for any other record."""
+    """Decode a journal record; None for any other record."""
     try:
         table = journal_encoding.decode(value)
     except (pa.ArrowInvalid, OSError):
@@ -54,7 +54,7 @@ def alerts_in(table: pa.Table) -> list[Alert]:
 
 
 def _with_events(table: pa.Table, wanted: Callable[[str], bool]) -> Iterator[pa.RecordBatch]:
-    """The rows with wanted events. Most records have none, and only their dictionaries are read."""
+    """The rows with wanted events. Of a record without any, it reads only the dictionary."""
     for batch in table.to_batches():
         names = batch["event"].dictionary.to_pylist()
         codes = [code for code, name in enumerate(names) if wanted(name)]
@@ -84,9 +84,9 @@ def _log_alert(broker: str, alert: Alert) -> None:
 
 
 class AlertWatch(TopicReader):
-    """Reads the journals of these VPNs from now on, and reports each alert once, although a journal
-    record may be written twice. heard: gets the broker and the events of each record, alerts or
-    not. idle: called while no record comes."""
+    """Reads the journals of these VPNs from now on, and reports each alert once, even if a journal
+    record comes twice. heard: called with the broker and all events of each record. idle: called
+    while no record comes."""
 
     def __init__(
         self, bootstrap: str, vpns: list[str], heard: Heard = lambda broker, events: None,
@@ -139,14 +139,14 @@ class EventLines:
         self._lock = threading.Lock()
 
     def heard(self, broker: str, events: pa.Table) -> None:
-        """The events of one journal record."""
+        """Log the events of one journal record."""
         with self._lock:
             self._next_second()
             for batch in _with_events(events, LOGGED.__contains__):
                 self._lines(broker, batch)
 
     def idle(self) -> None:
-        """Nothing comes: log what was counted, instead of with the next record."""
+        """Log the counted events, if no record comes that would do it."""
         with self._lock:
             self._next_second()
 

@@ -1,4 +1,4 @@
-"""Restarts what failed in Spark, and gives up if that does not help.
+"""Restarts failed queries and Spark's Java process, and gives up if that does not help.
 
     a query fails ─▶ the loop refused, or the checkpoint is gone   ─▶ give up, with the reason
                      Kafka does not answer, or the disk is full    ─▶ wait, however long
@@ -9,8 +9,8 @@
     a broker hangs ─▶ `step_watch` reports it: its query is stopped and started
     Java ends      ─▶ start a new one, with all queries
 
-A restarted query continues from its checkpoint, so nothing is lost. If one broker is given up, the
-others go on; after the last one the engine ends. A broker's pause delays no other.
+A restarted query continues from its checkpoint, so nothing is lost. If the watch gives up one
+broker, the others continue; after the last one the engine ends. A broker's pause delays no other.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def java_lives(self) -> Iterator[None]:
-        """While starting: report a failure caused by the end of Spark's Java process as such."""
+        """During the start: if a failure was caused by the end of Spark's Java process, say so."""
         try:
             yield
         except Exception as error:  # any call to a dead Java may fail in any way
@@ -110,7 +110,7 @@ class EngineWatch:
             self._tell_who_runs()
 
     def restart_if_passing(self) -> None:
-        """Restart a query that failed for a passing cause; raise for any other."""
+        """Restart a query that failed for a temporary reason; raise for any other."""
         with self.java_lives():
             for broker in self._brokers:
                 if broker.query is not None and not broker.query.isActive:
@@ -129,7 +129,7 @@ class EngineWatch:
     # ------------------------------------------------------------ while it runs
 
     def watch(self, lock: threading.RLock) -> None:
-        """Watch until the engine stops; raises if restarting does not help. lock: held during a
+        """Watch until the engine stops; raise if restarting does not help. lock: held during a
         restart."""
         lost = 0
         while not self._stopping.wait(LOOK_S):
@@ -218,7 +218,7 @@ class EngineWatch:
 
     @contextlib.contextmanager
     def _alone(self, broker: BrokerQuery) -> Iterator[None]:
-        """Give up one broker without the others."""
+        """If this raises LakequeueError, give up this broker alone."""
         try:
             yield
         except LakequeueError as error:
@@ -229,12 +229,12 @@ class EngineWatch:
             self._on_state(broker, FAILED)
             fields = {"event": "broker_failed", "broker": broker.name}
             log.error(
-                "broker %r stays stopped, the others go on: %s", broker.name, error,
+                "broker %r stays stopped, the others continue: %s", broker.name, error,
                 extra={"fields": fields},
             )  # fmt: skip
 
     def _recover(self, broker: BrokerQuery, query: StreamingQuery) -> None:
-        """Start a broker's query again, if what it needs is there, and after a pause."""
+        """Restart a broker's query after a pause, once everything that it needs is available."""
         name, now = query.name, time.monotonic()
         if now < self._due.get(name, 0.0):
             return
@@ -262,8 +262,8 @@ class EngineWatch:
             self._captured.ask_again([broker.name])
 
     def _pause_s(self, name: str, why: str, late: bool) -> float:
-        """Log why a query ended; returns the pause before its restart. late: only because a Python
-        worker was not ready in time, which does not count towards giving up."""
+        """Log why a query ended; return the pause before its restart. late: it ended only because a
+        Python worker was not ready in time, which does not count towards giving up."""
         if puts_aside(why):
             log.error("the query %r begins again: %s", name, why)
             return 0.0
@@ -272,11 +272,11 @@ class EngineWatch:
         return restarts.pause_s(f"the query {name!r}", why, self._see)
 
     def _missing(self) -> str:
-        """What the queries need and is missing now; empty if nothing is."""
+        """What the queries need that is missing now; empty if nothing is."""
         try:
             require_broker(self._bootstrap)
         except NotConnected as error:
-            return f"{error}; it goes on when Kafka answers"
+            return f"{error}; it continues when Kafka answers"
         unwritable = self._folder.unwritable()
         return f"{unwritable}; it continues when it can write there" if unwritable else ""
 

@@ -1,8 +1,8 @@
-"""Looks at all queues from time to time, while somebody reads the metrics.
+"""Looks at all queues from time to time, while somebody scrapes the metrics.
 
-A look is an ordinary command that the engine answers in parts, so it delays no one. Its cost grows
-with the number of queues, so looks become rarer until they take at most a fiftieth of the time.
-While nobody reads the metrics, there are no looks.
+A look is an ordinary command that the engine answers in parts, so it delays no other client. Its
+cost grows with the number of queues, so looks become rarer until they take at most a fiftieth of
+the time. While nobody scrapes the metrics, there are no looks.
 
 If a broker or a VPN does not answer, a look still has the others.
 """
@@ -59,8 +59,8 @@ class QueueWatch:
         self._wanted_at = 0.0
 
     def wanted(self) -> None:
-        """Note that somebody reads the metrics, and look at the queues for a while. The first call
-        waits for a look, if the engine answers soon."""
+        """Note that somebody scrapes the metrics, and look at the queues for a while. The first
+        call waits up to `FIRST_S` for a look."""
         self._wanted_at = time.monotonic()
         with self._lock:
             if self._thread is None and not self._stopping.is_set():
@@ -143,7 +143,7 @@ class QueueWatch:
         return look
 
     def _known_brokers(self, connection: Any) -> list[dict[str, Any]]:
-        """The engine's brokers, by number, asked for now and then."""
+        """The engine's brokers, by number, at most `BROKERS_S` old."""
         now = time.monotonic()
         if now >= self._brokers_until:
             self._brokers, self._brokers_until = connection.brokers(), now + BROKERS_S
@@ -161,8 +161,7 @@ def _look_at(connection: Any, number: int, look: Look) -> None:
 
 
 def _bridges(connection: Any) -> list[dict[str, Any]]:
-    """The bridges of a VPN. A broker that is away does not report its own; those of the others are
-    complete."""
+    """The bridges of a VPN, without those of a broker that does not answer."""
     try:
         return list(connection.admin().bridges())
     except LakequeueError as error:

@@ -1,14 +1,14 @@
-"""Finds brokers that no longer take steps, and has them restarted.
+"""Detects brokers that no longer take steps, and has them restarted.
 
-Every step and every mark writes to the broker's log. If the log does not grow for a while, the
-broker gets a command, for which it must take a step. If Kafka has the command and the log still
-does not grow, the broker hangs. That is reported (a log line, the event `broker_stuck`, a metric,
-the broker's state), and its worker is restarted. The log fences the hanging worker, like any
-earlier one. By then its stacks are in Spark's log (`StackDump`).
+Every step and every mark writes to the broker's log. If the log does not grow for a while, this
+thread sends the broker a command, for which it must take a step. If Kafka has the command and the
+log still does not grow, the broker hangs. The thread reports that (a log line, the event
+`broker_stuck`, a metric, the broker's state), and `query_watch` restarts the worker. The log fences
+the hanging worker, like any earlier one. By then its stacks are in Spark's log (`StackDump`).
 
-A broker's time starts again when its query does. When an executor came or went, all brokers' times
-start again, since they may be starting on another machine. While a home comes to rest (M4), its
-brokers need not take steps.
+The time without a step counts from zero again when the broker's query restarts. It does so for all
+brokers when an executor comes or goes, since they may be starting on another machine. While a home
+comes to rest (M4), its brokers need not take steps.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ NOTHING, PROBE, IS_STUCK = "", "probe", "stuck"
 
 @dataclass(slots=True)
 class Pulse:
-    """A broker's signs of life. since: when its log grew last, or the run of its query began.
-    after_probe: where its instructions ended after our probe. limit_s: how long its log may stay
-    unchanged."""
+    """A broker's latest activity. since: when its log grew last, or the run of its query began.
+    after_probe: where its instructions topic ended when the probe was sent. limit_s: how long its
+    log may stay unchanged."""
 
     run: str = ""
     log_end: int = -1
@@ -55,7 +55,7 @@ class Pulse:
     stuck_at: float = float("-inf")
 
     def look(self, now: float, run: str, log_end: int, instructions_end: int) -> str:
-        """What to do now. now: seconds; run: of the broker's query."""
+        """Return what to do now. now: seconds; run: of the broker's query."""
         if (run, log_end) != (self.run, self.log_end):
             self.run, self.log_end, self.since, self.after_probe = run, log_end, now, None
             return NOTHING
@@ -65,7 +65,7 @@ class Pulse:
                 return NOTHING
             self.after_probe = instructions_end
             return PROBE
-        if instructions_end <= self.after_probe:  # Kafka did not take the probe: nothing is known
+        if instructions_end <= self.after_probe:  # Kafka does not have the probe: begin again
             self.since, self.after_probe = now, None
             return NOTHING
         if silent_s < self.limit_s:
@@ -110,7 +110,7 @@ class StepWatch(WatchThread):
     def look(self, now: float, ends: Callable[[list[PartitionId]], dict[PartitionId, int]]) -> None:
         """Look once at all running brokers."""
         where = self._executors()
-        # Or this process stood still, and the brokers perhaps too.
+        # The second case: this process was suspended, and the brokers perhaps too.
         if where != self._where or now - self._looked > 3 * LOOK_S:
             self._pulses.clear()
         self._looked, self._where = now, where

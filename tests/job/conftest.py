@@ -27,7 +27,7 @@ BATCH_S = 8.0  # what the driver hears comes with the end of a batch, which cost
 # Java's archive, where there is none. By default it is made later and humbly; here a dozen engines
 # begin in the next minutes, and it saves each a third of its start.
 ARCHIVE_S = 25.0
-java._HUMBLY = 'exec "$@"'
+java._LOWEST_PRIORITY = 'exec "$@"'
 ENGINE = pytest.StashKey[contextlib.ExitStack]()
 LAST = pytest.StashKey[bool]()
 

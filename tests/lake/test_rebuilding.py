@@ -208,7 +208,7 @@ def test_the_new_home_may_be_started(tmp_path: Path) -> None:
     home = rebuilt(lived(0, 60), tmp_path)
     folder = HomeFolder(home)
     assert folder.problem("real-time") == ""
-    assert "say --trigger real-time" in folder.problem("micro-batch"), "they would begin empty"
+    assert "use --trigger real-time" in folder.problem("micro-batch"), "they would begin empty"
     folder.open("real-time")
     assert folder.epoch == HOME.epoch
     assert folder.rebuilt_queues() == [("default", "orders")]

@@ -192,7 +192,7 @@ def test_pages_of_another_core_are_refused() -> None:
     store = DictStore()
     store.put("broker", b"\x82\xa6format\x07\xa4name\xa8broker-0")
     world: Any = World()
-    with pytest.raises(Refused, match=r"has format 7, and the core reads 8: use the version"):
+    with pytest.raises(Refused, match=r"has format 7, and this version reads 8: use the version"):
         LoopDriver(HOME, "v1", store, None, world, world)
 
 

@@ -274,7 +274,7 @@ def test_a_broker_that_is_refused_leaves_the_others_alone(
     engine.watch.look_after()
     assert engine.brokers["b"].failure == "its log was cut"
     assert engine.brokers["b"].state == FAILED
-    assert "broker 'b' stays stopped, the others go on: its log was cut" in caplog.text
+    assert "broker 'b' stays stopped, the others continue: its log was cut" in caplog.text
     engine.watch.look_after()
     assert (engine.brokers["a"].query, engine.brokers["c"].query) == others
     assert [engine.brokers[b].state for b in "ac"] == [RUNNING, RUNNING]

@@ -286,7 +286,7 @@ def test_a_java_that_is_slow_is_not_called_broken(
     slow.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(module, "VERSION_S_MAX", 0.2)
-    with pytest.raises(LakequeueError, match=rf"^{slow} has not said its version within 0.2 s"):
+    with pytest.raises(LakequeueError, match=rf"^{slow} did not print its version within 0.2 s"):
         java_executable()
 
 

@@ -382,4 +382,4 @@ def test_X4_where_the_engine_may_not_say_so_it_starts_and_says_what_that_means(
 ) -> None:
     refuses = Mock(alter_configs=Mock(side_effect=TopicAuthorizationFailedError))
     topics_admin._have_kafkas_time(refuses, ["default.publish"])
-    assert "times to live and delays count by publishers' clocks" in caplog.text
+    assert "times to live and delays use the publishers' clocks" in caplog.text

@@ -165,7 +165,7 @@ def test_what_the_queries_need_is_waited_for(
     look(engine)
     (sentence,) = caplog.messages
     assert "no Kafka broker answers at 127.0.0.1:1" in sentence
-    assert sentence.endswith("it goes on when Kafka answers")
+    assert sentence.endswith("it continues when Kafka answers")
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     read_only = "checkpoint cannot be written (Read-only file system)"
     monkeypatch.setattr(engine._folder, "unwritable", lambda: read_only)
