@@ -164,7 +164,7 @@ def delete(queue: str, yes: bool, call: EngineCall) -> None:
 
 @click.command()
 @click.argument("queue")
-@option("--ingress/--open-ingress", default=None, help="Stop storing messages, or start again.")
+@option("--ingress/--open-ingress", default=None, help="Stop accepting messages, or start again.")
 @option("--egress/--open-egress", default=None, help="Stop delivering, or start again.")
 @call_options
 def shutdown(queue: str, ingress: bool | None, egress: bool | None, call: EngineCall) -> None:

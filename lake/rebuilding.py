@@ -259,9 +259,9 @@ def _one(
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
-    """Write the new home's initial state as a snapshot. The steps before its first one are missing
-    in the tables, so without the snapshot this past could not be read before the engine writes its
-    first one."""
+    """Write the new home's initial state as a snapshot. The tables have no step directly before its
+    first one, so without this snapshot its first steps could not be replayed before the engine
+    writes another one."""
     now = datetime.fromtimestamp(moment.now / 1000, UTC)
     same = {
         "broker": moment.broker, "step": step, "now": now, "date": now.date(), "batch": NO_BATCH,

@@ -222,8 +222,8 @@ _OBSTACLES = {
 
 
 def _not_blocked(queue: Queue, messages: Messages) -> list[Waiting]:
-    """Reasons although a consumer has room: either the engine is about to deliver (no reason), or
-    no such consumer's filter matches the ready messages."""
+    """The reason why messages wait although a consumer has room: no such consumer's filter matches
+    the ready messages. Empty if the engine is about to deliver one."""
     room = [c for c in queue["consumers"] if not c["blocked"]]
     filters = sorted({c["filter"] for c in room if c["filter"]})
     if not filters or any(not c["filter"] for c in room):

@@ -77,7 +77,7 @@ def log_error(error: KafkaError) -> None:
 
 
 class Outbox:
-    """Writes outputs, as an `driver.OutputWriter`. stop: returns whether to give up waiting.
+    """Writes outputs, as a `driver.OutputWriter`. stop: returns whether to give up waiting.
     instructions: the topic in which the broker gets reports of refused records.
 
     Kafka refuses a whole batch because of one record. So a refused record is sent again alone, and
@@ -268,8 +268,8 @@ class Outbox:
             time.sleep(LOOK_S)
 
     def close(self) -> None:
-        """Drop outputs in transit; the next loop sends them again. Each of them has a reference
-        from Kafka's client to the outbox, so that the client would never be freed."""
+        """Drop outputs in transit; the next loop sends them again. Kafka's client keeps a reference
+        to the outbox for each record, so neither would ever be freed."""
         for producer in filter(None, (self._wide, self._alone)):
             producer.purge()
             producer.poll(0)
