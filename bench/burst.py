@@ -100,7 +100,7 @@ def _sleep(seconds: float) -> float:
 
 
 def _phase(burst: Callable[[], float], flow: Traffic, say: Say) -> tuple[float, float]:
-    """Run a burst; returns its begin and end."""
+    """Run a burst; returns its start and end."""
     begin = burst()
     say(f"done in {time.time() - begin:.1f} s")
     flow.check()
@@ -150,7 +150,7 @@ def _write(bootstrap: str, amount: int) -> None:
 
 
 class _Bursts:
-    """Each burst returns its begin. It ends when the engine has handled all messages."""
+    """Each burst returns its starting time. It ends when the engine has handled all messages."""
 
     def __init__(self, engine: Engine, connection: Any, messages: int, say: Say) -> None:
         self._bootstrap, self._address = engine.bootstrap, url(engine)

@@ -28,7 +28,7 @@ def made_at(payload: bytes) -> float:
 
 
 def at_rate(send: Callable[[bytes], object], rate: int, seconds: float) -> float:
-    """Send at a steady rate; returns the begin, epoch s."""
+    """Send at a steady rate; returns the time of its start, epoch s."""
     begin = time.time()
     for i in range(round(rate * seconds)):
         ahead = begin + i / rate - time.time()

@@ -83,7 +83,7 @@ def sql(query: str, home: Path, as_csv: bool, as_json: bool) -> None:
     queued     the messages in each queue now
     lifecycle  a row per message and queue: times, waiting, consumers
     queues     definition and status
-    consumers  every subscription, with its begin and end
+    consumers  every subscription, with its start and end
     changes    each change of a message's state
     journal    every event
     messages   every published message

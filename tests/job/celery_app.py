@@ -29,7 +29,7 @@ def note(*words: object) -> None:
 
 @app.task(bind=True, max_retries=5)
 def errand(self: Any, n: int, seconds: float, fails: int) -> None:
-    """Writes down its begin and its end; fails so many times before."""
+    """Writes down its start and its end. The first `fails` attempts fail."""
     again = self.request.delivery_info["redelivered"]
     note(n, self.request.retries, "again" if again else "first")
     time.sleep(seconds)

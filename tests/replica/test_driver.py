@@ -342,7 +342,7 @@ def hole(world: World) -> None:
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (other_version, r"version v1 took .* this is v2: start that version"),
+        (other_version, r"version v1 ran .* this is v2: start that version"),
         (other_input, r"had other inputs .* keep the home and report it"),
         (other_home, r"most likely another home's; use that home"),
         (hole, r"continues with step"),
