@@ -2,8 +2,8 @@
 
     python failing_process.py ADDRESS deadly|paused
 
-It says `ready` when each of its consumers has come to its point; then it is killed, or stopped for
-a while. At the end (paused only) it says as JSON what it handled.
+It prints `ready` once each of its consumers has reached its point; then the test kills it, or stops
+it for a while. In the end (paused only) it prints as JSON which messages it handled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(address: str, kind: str) -> None:
             works[name] = Work(consumer, mode, point, fail, wait)
             works[name].go()
     wait(lambda: len(there) == len(works))
-    time.sleep(0.5)  # what is acknowledged is on its way
+    time.sleep(0.5)  # acknowledgements are in flight
     print("ready", flush=True)
     if kind == "deadly":
         time.sleep(600)
@@ -57,7 +57,7 @@ def main(address: str, kind: str) -> None:
     for mode in (
         "pre_ack",
         "no_ack",
-    ):  # nothing comes to these again: they go on with what they have
+    ):  # these get no more messages: they continue with what they have
         wait(lambda: works[queue_of(mode, "away")].handled == ALL)  # noqa: B023 – called at once
     print(json.dumps({name: sorted(work.handled) for name, work in works.items()}), flush=True)
     connection.close()

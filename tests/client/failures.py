@@ -1,12 +1,13 @@
-"""What each acknowledgement mode does when something fails (C3, C4): asked of the engine.
+"""The outcome of failures in each acknowledgement mode (C3, C4), measured on the engine.
 
 Three messages are with a consumer: 1 is done, 2 is in hand, 3 waits in the client's buffer. Then
-something fails. What another consumer, or the same one, receives after that came *again*; what
-nobody finished and nobody will receive is *lost*; what stays leased and unfinished is *kept*.
+something fails. Messages that another consumer, or the same one, receives after that came *again*;
+those that nobody finished and nobody will receive are *lost*; those that stay leased and unfinished
+are *kept*.
 
-In the modes client and individual the application calls `ack()` as the last thing of its work.
-dups_ok has n=2, k=0. `table` is the page's table, from memory://; `test_failures.py` does the same
-things to real processes over Kafka and compares.
+In the modes client and individual the application calls `ack()` at the end of its work. dups_ok has
+n=2, k=0. `table` is the page's table, from memory://; `test_failures.py` does the same with real
+processes over Kafka and compares.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def open_consumer(connection: Any, mode: str, point: str) -> Any:
 
 
 class Work:
-    """The application: what it handled, and what it was given again.
+    """The application: the messages it handled, and those it received again.
 
-    fail: does the failure, wherever it is called; wait: until a condition holds.
+    fail: makes the failure, wherever it is called; wait: until a condition holds.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class Work:
         self._consumer, self._point, self._fail, self._wait = consumer, point, fail, wait
 
     def go(self) -> None:
-        """Up to the failure, and on if there is anybody left."""
+        """Run up to the failure, and on if the application survives."""
         if self._point == "before":
             self._fail()
         elif self._point in ("received", "closed"):
@@ -98,11 +99,11 @@ class Work:
 
 
 class Died(BaseException):
-    """The process is no more: nothing after this is carried out."""
+    """The process is dead: nothing after this is carried out."""
 
 
 def on_memory(mode: str, point: str) -> tuple[set[str], set[str], set[str]]:
-    """What came again, what was lost, what is kept."""
+    """Which messages came again, were lost, are kept."""
     connection = lakequeue.connect("memory://")
     connection.engine.checking = True
     connection.admin().define(definition(mode, point))

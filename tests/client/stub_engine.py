@@ -1,8 +1,8 @@
 """The engine's step behind real Kafka topics, without Spark: for tests of clients.
 
-A thread reads commands and publishes, runs `state.step`, writes what comes out, and runs a step
-when a deadline is due. Clients cannot tell it from the job, but for its speed: a step takes a
-millisecond, not a batch's time. Nothing is stored: the state ends with the process.
+A thread reads commands and publishes, runs `state.step`, writes the outputs, and takes a step when
+a deadline is due. Clients see no difference from the job, except speed: a step takes a millisecond
+instead of a batch's time. Nothing is stored: the state ends with the process.
 """
 
 from __future__ import annotations

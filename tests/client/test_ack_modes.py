@@ -1,7 +1,7 @@
-"""C4, C5, C6, L8, L13: what each acknowledgement mode does, on memory and with the client's thread.
+"""C4, C5, C6, L8, L13: the behaviour of each acknowledgement mode, on memory and with the client's
+thread.
 
-What a crash redelivers in each mode is in `test_failures.py`; what fails in a callback is in
-`test_callbacks.py`.
+Redeliveries after a crash in each mode: `test_failures.py`; failing callbacks: `test_callbacks.py`.
 """
 
 import threading
@@ -21,8 +21,8 @@ def send(bench: Bench, count: int) -> list[str]:
 # ---------------------------------------------------------------- dups_ok
 
 
-def test_C4_dups_ok_leaves_out_what_the_callback_works_on(bench: Bench) -> None:
-    """Its time comes while a callback runs: only what is done is acknowledged."""
+def test_C4_dups_ok_does_not_acknowledge_the_message_in_hand(bench: Bench) -> None:
+    """The interval ends while a callback runs: only finished messages are acknowledged."""
     consumer = bench.consumer(ack_mode="dups_ok", dups_ok_count=0, dups_ok_interval="1s")
     acknowledged: list[int] = []
 
@@ -58,7 +58,7 @@ def test_C4_dups_ok_is_client_or_auto_where_k_is_0(n: int, same: str, fails: boo
                 raise ValueError("a mistake of the application")
 
         consumer.on_message(work)
-        for _ in range(2):  # what failed comes again as the clock moves
+        for _ in range(2):  # failed messages come again as the clock moves
             bench.advance("1m")
         consumer.close()
         return [(e["event"], e["message_id"], e["deliveries"]) for e in bench.engine.journal()]
@@ -68,12 +68,12 @@ def test_C4_dups_ok_is_client_or_auto_where_k_is_0(n: int, same: str, fails: boo
     assert ("acknowledged", "1", 0) in [(e, str(i), 0) for e, i, _ in found]
 
 
-# ---------------------------------------------------------------- pre_ack, and what is settled
+# ---------------------------------------------------------------- pre_ack, and settled messages
 
 
 @pytest.mark.parametrize(("what", "done"), [("cancel", "canceled"), ("reject", "rejected")])
 @pytest.mark.parametrize("mode", ["auto", "pre_ack", "no_ack"])
-def test_C4_what_is_acknowledged_already_does_not_come_again_and_that_is_said(
+def test_C4_a_message_already_acknowledged_cannot_be_returned(
     bench: Bench, caplog: pytest.LogCaptureFixture, mode: str, what: str, done: str
 ) -> None:
     send(bench, 1)
@@ -83,8 +83,8 @@ def test_C4_what_is_acknowledged_already_does_not_come_again_and_that_is_said(
 
 
 @pytest.mark.parametrize("mode", ["auto", "client", "individual"])
-def test_C3_C4_close_waits_for_the_callback_that_runs(mode: str) -> None:
-    """Its message is acknowledged, by itself or by the mode; what waited behind it returns."""
+def test_C3_C4_close_waits_for_the_running_callback(mode: str) -> None:
+    """Its message is acknowledged, by itself or by the mode; messages behind it return."""
     bench = Threaded()
     consumer = bench.consumer(ack_mode=mode)
     entered, go_on = threading.Event(), threading.Event()
@@ -108,7 +108,7 @@ def test_C3_C4_close_waits_for_the_callback_that_runs(mode: str) -> None:
     assert (seen["acknowledged"], seen["ready"], seen["leased"]) == (1, 2, 0)
 
 
-def test_C3_a_connection_that_closes_waits_for_a_consumer_that_closes() -> None:
+def test_C3_a_closing_connection_waits_for_a_closing_consumer() -> None:
     """The consumer waits for its callback, whose ack still has to be sent."""
     bench = Threaded()
     consumer = bench.consumer(ack_mode="auto")
@@ -117,7 +117,7 @@ def test_C3_a_connection_that_closes_waits_for_a_consumer_that_closes() -> None:
     def work(_: Any) -> None:
         entered.set()
         assert go_on.wait(WAIT_S)
-        consumer.close()  # which waits for this callback, so this does not wait for it
+        consumer.close()  # it waits for this callback, so the callback must not wait for it
 
     consumer.on_message(work)
     send(bench, 1)
@@ -177,8 +177,8 @@ def test_C5_acks_are_batched_and_a_cancel_does_not_overtake_them() -> None:
         ({"up_to": "1,3"}, "up_to: '1,3' – allowed is one message id"),
     ],
 )
-def test_L13_an_ack_says_one_thing(bench: Bench, given: dict[str, str], says: str) -> None:
-    """Refused by the engine, whatever client wrote it; nothing is acknowledged."""
+def test_L13_an_ack_selects_in_one_way_only(bench: Bench, given: dict[str, str], says: str) -> None:
+    """The engine refuses it, whichever client wrote it, and acknowledges nothing."""
     consumer = bench.consumer()
     send(bench, 3)
     command = commands.Ack(queue="orders", subscription=consumer.subscription, **given)
@@ -190,10 +190,10 @@ def test_L13_an_ack_says_one_thing(bench: Bench, given: dict[str, str], says: st
 
 
 @pytest.mark.parametrize("lease", [None, "30s"])
-def test_L13_what_an_expression_acknowledges_is_not_handed_over(
+def test_L13_messages_acknowledged_by_expression_are_not_handed_over(
     empty: Bench, lease: str | None
 ) -> None:
-    """Though it was here already."""
+    """Although they were in the client's buffer."""
     empty.define(max_per_subscription_backlog=9, lease_period=lease)
     consumer = empty.consumer(ack_mode="individual", backlog=9)
     sent = [empty.send({"n": n}) for n in range(6)]
@@ -215,10 +215,10 @@ def test_L13_what_an_expression_acknowledges_is_not_handed_over(
         ("session", "another"),
     ],
 )
-def test_C6_a_bound_subscription_is_not_bound_otherwise(
+def test_C6_a_subscription_cannot_be_repeated_with_other_options(
     bench: Bench, key: str, value: object
 ) -> None:
-    """The same command again is a success; another one under the same id is none."""
+    """The same command repeated succeeds; another one under the same id fails."""
     first: dict[str, Any] = {
         "queue": "orders", "subscription": "s", "session": "mine",
         "inbox": commands.Inbox("default.deliveries", 0), "max_backlog": 7,
@@ -250,7 +250,7 @@ def test_acks_are_sent_for_half_of_the_backlog_or_soon(monkeypatch: pytest.Monke
 
     assert acked(1, 1) == ["1"]
     assert acked(10, 4) == ["1"]
-    assert acked(10, 5) == ["1", "2-5", "6-10"]  # what is left is sent with `close`
+    assert acked(10, 5) == ["1", "2-5", "6-10"]  # the others are sent with `close`
     monkeypatch.setattr(settling, "ACKS_WAIT_MS", 0)
     with bench.consumer(backlog=10) as consumer:
         consumer.receive(WAIT_S).ack()

@@ -1,4 +1,5 @@
-"""`lakequeue.aio`: the same client, awaited (C3, C4, L1, L13, P5, P6). On memory and threaded."""
+"""`lakequeue.aio`: the same client with asyncio (C3, C4, L1, L13, P5, P6). On memory and
+threaded."""
 
 import asyncio
 import threading
@@ -17,7 +18,7 @@ from rules.harness import Bench
 
 
 def awaited(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The test runs in a loop of its own, for at most a minute."""
+    """Run the test in a loop of its own, for at most a minute."""
 
     @wraps(test)
     def run(**given: Any) -> None:
@@ -66,7 +67,7 @@ async def test_L13_on_memory_send_receive_iterate_and_ack_by_id() -> None:
 
 
 @awaited
-async def test_P6_send_waits_until_it_is_stored_and_keeps_the_order(threaded: Threaded) -> None:
+async def test_P6_send_waits_for_storage_and_keeps_the_order(threaded: Threaded) -> None:
     async with opened(threaded) as connection:
         async with connection.producer(window=5) as producer:
             sends = [producer.send("orders", b"%d" % n) for n in range(40)]
@@ -83,7 +84,7 @@ async def test_P5_a_full_window_does_not_stop_the_loop(threaded: Threaded) -> No
         producer = connection.producer(window=1, pub_ack_time="100ms")
         threaded.wire.lose_published = lambda _: True
         sends = [asyncio.create_task(producer.send("orders", b"{}")) for _ in range(3)]
-        for _ in range(10):  # the loop turns
+        for _ in range(10):  # the loop runs
             await asyncio.sleep(0.01)
         assert not any(s.done() for s in sends)
         threaded.wire.lose_published = lambda _: False
@@ -91,7 +92,7 @@ async def test_P5_a_full_window_does_not_stop_the_loop(threaded: Threaded) -> No
 
 
 @awaited
-async def test_P6_a_timeout_leaves_the_message_unacknowledged_and_then_stored(
+async def test_P6_a_message_whose_send_timed_out_may_still_be_stored(
     threaded: Threaded,
 ) -> None:
     async with opened(threaded) as connection:
@@ -107,9 +108,7 @@ async def test_P6_a_timeout_leaves_the_message_unacknowledged_and_then_stored(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 @awaited
-async def test_L1_receive_waits_and_a_task_that_is_cancelled_meanwhile_has_taken_nothing(
-    threaded: Threaded, cancelled: bool
-) -> None:
+async def test_L1_a_cancelled_receive_takes_no_message(threaded: Threaded, cancelled: bool) -> None:
     async with opened(threaded) as connection:
         consumer = await consume(connection)
         assert await consumer.receive(timeout=0.05) is None
@@ -125,8 +124,8 @@ async def test_L1_receive_waits_and_a_task_that_is_cancelled_meanwhile_has_taken
 
 
 @awaited
-async def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed(threaded: Threaded) -> None:
-    """Its task was canceled, sooner or later: it must not keep messages that nobody receives."""
+async def test_C3_a_consumer_of_a_cancelled_task_is_closed(threaded: Threaded) -> None:
+    """Its task was cancelled, sooner or later: it must not keep messages that nobody receives."""
     async with opened(threaded) as connection:
         await connection.producer().send("orders", b"1")
         cancelled = 0
@@ -139,7 +138,7 @@ async def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed(threaded: 
                 cancelled += 1
             else:
                 await making.result().close()
-        assert cancelled, "every task was too fast"
+        assert cancelled, "every task finished before it was cancelled"
         for _ in range(1000):
             seen = await connection.admin().describe("orders")
             if not seen["consumers"]:
@@ -149,7 +148,7 @@ async def test_C3_a_consumer_that_nobody_waits_for_any_more_is_closed(threaded: 
 
 
 @awaited
-async def test_a_connection_that_nobody_waits_for_any_more_is_closed() -> None:
+async def test_a_connection_of_a_cancelled_task_is_closed() -> None:
     made, closed = threading.Event(), threading.Event()
 
     class Late:
@@ -191,10 +190,10 @@ async def test_C3_close_waits_for_the_callback_and_returns_the_rest(threaded: Th
 
 
 @awaited
-async def test_C3_a_consumer_whose_close_fails_keeps_no_other_from_closing(
+async def test_C3_a_failing_close_does_not_affect_other_consumers(
     threaded: Threaded,
 ) -> None:
-    """Its error is told, and the connection is closed all the same."""
+    """Its error is raised, and the connection is closed all the same."""
     connection = lakequeue.aio.Connection(threaded.connection)
     await connection.producer().send("orders", b"1")
     broken, *others = [await consume(connection) for _ in range(3)]

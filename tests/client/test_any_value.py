@@ -1,8 +1,10 @@
-"""Every public method, with any value, raises at once and changes nothing, or has its effect.
+"""Every public method, called with any value, either raises at once and changes nothing, or has its
+effect.
 
-Most commands and all publishes are not answered where the engine cannot read them. So what a client
-believes to be settled, sent or renewed must be so: after each call its books are compared with the
-engine's, and nothing that it has said may be among what the engine could not read.
+Most commands and all publishes get no answer if the engine cannot read them. So messages that a
+client counts as settled, sent or renewed must be so in the engine: after each call the test
+compares the client's records with the engine's, and none of the client's records may be among those
+that the engine could not read.
 """
 
 import asyncio
@@ -40,25 +42,25 @@ DEFINITIONS: list[dict[str, Any]] = [
 
 
 class Text(str):
-    """A text of a class of its own."""
+    """A subclass of str."""
 
 
 class Silent:
-    """It cannot even be shown."""
+    """An object without a repr."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
 
 class Wordless(Exception):
-    """An exception that has no text."""
+    """An exception without a text."""
 
     def __str__(self) -> str:
         raise RuntimeError("no")
 
 
 def strange() -> Any:
-    """Values that applications give by mistake, and some that are right somewhere."""
+    """Values that applications pass by mistake, and some that are right elsewhere."""
     fixed: list[Any] = [
         None, True, False, 0, 1, -1, 255, 256, 1_000_001, 1 << 31, 1 << 53, 1 << 62, 1 << 64,
         10**30, 10**5_000, 0.5, -0.0, 1e-9, 3.2e9, 1e300, float("nan"), float("inf"), -float("inf"),
@@ -91,7 +93,7 @@ def strange() -> Any:
 
 Call = tuple[type, str, dict[str, Any]]
 STRANGE = strange()
-# What is right, by the parameter's name: what is strange is mixed with it.
+# Correct values, by the parameter's name: strange ones are mixed with them.
 RIGHT: dict[str, Any] = {
     "destination": [QUEUE, OTHER], "queue": [OTHER], "payload": [b"{}", "{}"],
     "ids": ["1-2", ["1"], [3]], "up_to": ["1", 2], "where": ["/@priority > 3"],
@@ -103,7 +105,7 @@ RIGHT: dict[str, Any] = {
     "producer_id": ["app"], "name": ["worker"], "key": [b"k", "k"], "filter": ["/@priority > 1"],
     "dry_run": [True], "ack_immediately": [True], "dmq_eligible": [False], "state": ["ready"],
 }  # fmt: skip
-# What has no values of the application, belongs to the session, or is an aid for tests.
+# Methods without values of the application, of the session, or for tests.
 NOT_FOR_VALUES = {
     Producer: {"send_gathered", "receipt_of", "on_receipt", "retransmit"},
     Consumer: {
@@ -141,7 +143,7 @@ OPTIONS: dict[tuple[type, str], Callable[..., Any]] = {
 
 @st.composite
 def calls(draw: Any) -> Call:
-    """A method and what it is given: mostly one strange value among right ones."""
+    """A method and its arguments: mostly one strange value among correct ones."""
     face, name = draw(st.sampled_from(METHODS))
     function = OPTIONS.get((face, name), getattr(face, name))
     given: dict[str, Any] = {}
@@ -186,7 +188,7 @@ class World:
         return AsyncConsumer(connection, self.consumer)
 
     def message(self) -> Message:
-        """One that the application holds."""
+        """A message that the application holds."""
         held = self.consumer._prefetch.held
         if not held and self.consumer.receive(0) is None:
             self.producer.send(QUEUE, "one more")
@@ -194,7 +196,7 @@ class World:
         return next(iter(held.values()), self.first)
 
     def call(self, face: type, name: str, given: dict[str, Any]) -> None:
-        """Do it, and end what came of it."""
+        """Make the call, and clean up its results."""
         subject = self.message() if face is Message else self.faces[face]
         made = getattr(subject, name)(**given)
         if inspect.isawaitable(made):
@@ -203,7 +205,7 @@ class World:
             made.close()
 
     def books(self) -> list[Any]:
-        """What the client believes, and what the engine has."""
+        """The client's view, and the engine's."""
         own, session = self.consumer, self.connection
         here = [*own._prefetch.held.values(), *own._prefetch.buffer]
         return [
@@ -216,8 +218,8 @@ class World:
         ]  # fmt: skip
 
     def check(self) -> None:
-        """The client's books and the engine's agree, and the engine has read all that it said."""
-        assert not self.producer.unacknowledged(), "it is sent again for ever"
+        """The client and the engine agree, and the engine could read everything sent."""
+        assert not self.producer.unacknowledged(), "it would be repeated for ever"
         assert not self.admin.usage()["vpn"]["refused"].get("malformed"), (
             "the engine has not read it"
         )
@@ -229,7 +231,7 @@ class World:
             assert row.lease_expires_at == known[row.id].lease_expires_at
 
     def end(self) -> None:
-        """A good message goes its way, and everything closes."""
+        """A good message is processed, and everything closes."""
         if self.producer._closed:
             self.producer = self.connection.producer()
         self.admin.define({"name": "good", "message_type": "text"})
@@ -246,7 +248,7 @@ class World:
         self.loop.close()
 
 
-# Aids for tests, which an application's tests call with values of their own.
+# Helpers for tests, which an application's tests call with values of their own.
 AIDS: list[tuple[str, dict[str, Any]]] = [
     ("publish_raw", {"topic": "flights", "value": b"x"}),
     ("publish_raw", {"topic": "default.publish", "value": b"x", "headers": {"lq": b"{}"}}),
@@ -257,7 +259,7 @@ AIDS: list[tuple[str, dict[str, Any]]] = [
 
 @settings(max_examples=80)
 @given(st.sampled_from(AIDS), st.data())
-def test_an_aid_for_tests_refuses_any_value_in_a_sentence(
+def test_helpers_for_tests_refuse_wrong_values(
     aid: tuple[str, dict[str, Any]], data: st.DataObject
 ) -> None:
     name, right = aid
@@ -271,7 +273,7 @@ def test_an_aid_for_tests_refuses_any_value_in_a_sentence(
     given_ = dict(right)
     odd = data.draw(STRANGE)
     if name == "advance" and _is_long(odd):
-        return  # it would be right, and take its time
+        return  # correct, but slow
     if named:
         given_[data.draw(st.sampled_from(named))] = odd
     else:
@@ -292,7 +294,7 @@ def _is_long(value: Any) -> bool:
 
 
 @pytest.mark.parametrize("config", [7, [1], object(), b"x", True])
-def test_a_configuration_of_a_wrong_type_is_refused_in_a_sentence(config: Any) -> None:
+def test_a_configuration_of_a_wrong_type_is_refused(config: Any) -> None:
     with pytest.raises(ConfigError, match="config: "):
         EngineForTest(config)
 
@@ -320,6 +322,6 @@ def test_any_value_is_refused_or_has_its_effect(
         except ConfigError:
             assert world.books() == before
         except LakequeueError:
-            pass  # it was understood, and is not so
+            pass  # it was read, and is refused
         world.check()
     world.end()

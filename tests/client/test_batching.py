@@ -1,6 +1,6 @@
-"""Several messages in a record, from the producer's side: when they go out, and together with what.
+"""Several messages in a record, from the producer's side: when they are sent, and which together.
 
-The engine behind takes them as the job does.
+The engine behind them works as in the job.
 """
 
 import threading
@@ -26,8 +26,8 @@ def send_async(producer: Any, payloads: list[bytes], **options: Any) -> list[Any
     return [producer.send_async("orders", payload, **options) for payload in payloads]
 
 
-def test_what_follows_gathers_until_nothing_is_on_its_way(slow: Threaded) -> None:
-    """And what is alone goes at once: nobody waits for company."""
+def test_messages_gather_while_a_record_is_in_flight(slow: Threaded) -> None:
+    """A single message is sent at once, without waiting for others."""
     wire = slow.wire
     send_async(slow.producer, numbers(0, 4))
     assert wire.sizes == [1]
@@ -43,7 +43,7 @@ def test_what_follows_gathers_until_nothing_is_on_its_way(slow: Threaded) -> Non
     assert slow.stored() == numbers(0, 6)
 
 
-def test_a_full_run_goes_out_and_the_rest_with_flush(slow: Threaded) -> None:
+def test_a_full_batch_is_sent_and_the_rest_with_flush(slow: Threaded) -> None:
     payloads = numbers(0, 1 + 2 * RUN_MAX + 3)
     sent = send_async(slow.producer, payloads)
     assert slow.wire.sizes == [1, RUN_MAX, RUN_MAX]
@@ -54,7 +54,7 @@ def test_a_full_run_goes_out_and_the_rest_with_flush(slow: Threaded) -> None:
 
 
 @pytest.mark.parametrize("how", ["send", "ack_immediately", "close", "window"])
-def test_what_somebody_waits_for_is_not_gathered(slow: Threaded, how: str) -> None:
+def test_a_message_with_a_waiting_sender_is_sent_at_once(slow: Threaded, how: str) -> None:
     producer = slow.connection.producer(window=3, pub_ack_time="1m")
     send_async(producer, [b"first", b"a"])
     assert slow.wire.sizes == [1]
@@ -70,8 +70,9 @@ def test_what_somebody_waits_for_is_not_gathered(slow: Threaded, how: str) -> No
     assert slow.stored()[:3] == [b"first", b"a", b"b"]
 
 
-def test_only_what_differs_in_nothing_but_payload_travels_together(slow: Threaded) -> None:
-    """And the order stays: what cannot join a run is sent behind it. A run has a limit in bytes."""
+def test_only_messages_that_differ_in_their_payload_share_a_record(slow: Threaded) -> None:
+    """The order is kept: a message that cannot join a batch is sent after it. A batch has a limit
+    in bytes."""
     send_async(slow.producer, [b"first"])
     for options in ({}, {}, {"priority": 7}, {"priority": 7}, {"ttl": "1h"}, {"key": "k"}, {},
                     {"headers": {"a": "b"}}, {}, {}):  # fmt: skip
@@ -92,8 +93,8 @@ def test_not_acknowledged_messages_are_gathered_too(slow: Threaded) -> None:
     assert slow.stored() == numbers(0, 1 + RUN_MAX)
 
 
-def test_P2_a_lost_run_is_sent_again_message_by_message(slow: Threaded) -> None:
-    """Some of it may have been answered, so each goes under its own number."""
+def test_P2_a_lost_batch_is_repeated_message_by_message(slow: Threaded) -> None:
+    """Some of its messages may have been confirmed, so each is sent under its own sequence."""
     producer = slow.connection.producer(pub_ack_time="100ms")
     lost = iter([False, True])
     slow.wire.lose_published = lambda _: next(lost, False)
@@ -123,7 +124,7 @@ def test_several_threads_lose_nothing() -> None:
     assert len(seen) == len(set(seen)) == 400
     for name in range(4):
         own = [int(p.split()[1]) for p in seen if p.startswith(b"%d " % name)]
-        assert own == list(range(100)), "each thread's messages keep their order"
+        assert own == list(range(100)), "a thread's messages changed their order"
 
 
 def test_a_forgotten_connection_leaves_no_thread() -> None:
@@ -138,6 +139,6 @@ def test_a_forgotten_connection_leaves_no_thread() -> None:
 
 
 def test_memory_takes_each_message_at_once(bench: Bench) -> None:
-    """There, a record is a step: nothing would be saved, and time stands still."""
+    """There a record is a step: batches would save nothing, and time stands still."""
     bench.producer.send_async("orders", b"{}")
     assert bench.seen()["depth"] == 1

@@ -1,6 +1,6 @@
-"""C4: callbacks that fail, end a program, are slow or are replaced: threaded, on memory, awaited.
+"""C4: callbacks that fail, exit, are slow or are replaced: threaded, on memory, with asyncio.
 
-A callback that always fails keeps no test on memory for ever, and its traceback is seen.
+A callback that always fails blocks no test on memory for ever, and its traceback is logged.
 """
 
 import asyncio
@@ -39,9 +39,8 @@ class Failing:
 # ---------------------------------------------------------------- on memory
 
 
-def test_C4_on_message_returns_though_the_callback_fails(bench: Bench) -> None:
-    """And what is behind the failing message is not held up by it. It comes again when the clock
-    moves."""
+def test_C4_on_message_returns_although_the_callback_fails(bench: Bench) -> None:
+    """The failing message delays none behind it, and comes again when the clock moves."""
     for n in range(3):
         bench.send({"n": n})
     work = Failing()
@@ -58,8 +57,8 @@ def test_C4_on_message_returns_though_the_callback_fails(bench: Bench) -> None:
     assert bench.seen()["acknowledged"] == 4
 
 
-def test_C4_or_when_on_message_is_called_again(bench: Bench) -> None:
-    """With another callback, which takes the place of the first."""
+def test_C4_a_failed_message_comes_again_with_the_next_on_message(bench: Bench) -> None:
+    """With another callback, which replaces the first."""
     bench.send()
     consumer, work, other = bench.consumer(ack_mode="auto"), Failing(), Failing()
     consumer.on_message(work)
@@ -70,7 +69,7 @@ def test_C4_or_when_on_message_is_called_again(bench: Bench) -> None:
     assert (work.seen, other.seen) == ([("1", 1)], [("1", 2), ("2", 1)])
 
 
-def test_C4_two_consumers_that_both_fail_do_not_pass_it_to_and_fro(bench: Bench) -> None:
+def test_C4_two_failing_consumers_do_not_pass_a_message_back_and_forth(bench: Bench) -> None:
     bench.send()
     first, second = Failing(), Failing()
     bench.consumer(ack_mode="auto", name="a").on_message(first)
@@ -79,7 +78,7 @@ def test_C4_two_consumers_that_both_fail_do_not_pass_it_to_and_fro(bench: Bench)
     assert len(first.seen) + len(second.seen) <= 2
 
 
-def test_C4_receive_gives_it_all_the_same(bench: Bench) -> None:
+def test_C4_receive_returns_a_failed_message(bench: Bench) -> None:
     bench.send()
     consumer = bench.consumer(ack_mode="auto")
     consumer.on_message(Failing())
@@ -118,7 +117,7 @@ DUPS = {"dups_ok_count": 9, "dups_ok_interval": "1s"}
         pytest.param("auto", {}, BACKS_OFF, cancel_once, [1, 2], id="a cancel wins over auto"),
     ],
 )
-def test_C4_L11_what_failed_or_was_canceled_comes_again_or_stays(
+def test_C4_L11_a_failed_message_comes_again_or_stays(
     empty: Bench, mode: str, options: Any, queue: Any, work: Any, counts: list[int]
 ) -> None:
     empty.define(max_per_subscription_backlog=9, **queue)
@@ -140,8 +139,8 @@ def test_C4_L11_what_failed_or_was_canceled_comes_again_or_stays(
     assert empty.seen()["leased"] == 1 - settled
 
 
-def test_C4_L4_auto_does_not_acknowledge_a_delivery_that_came_again(empty: Bench) -> None:
-    """The lease ends while the callback runs: what it did does not count for the new delivery."""
+def test_C4_L4_auto_does_not_acknowledge_a_repeated_delivery(empty: Bench) -> None:
+    """The lease ends while the callback runs: its result does not count for the new delivery."""
     empty.define(lease_period="1s", max_per_subscription_backlog=9)
     steps: list[tuple[str, int]] = []
 
@@ -158,7 +157,7 @@ def test_C4_L4_auto_does_not_acknowledge_a_delivery_that_came_again(empty: Bench
 
 
 @pytest.mark.parametrize("mode", ["client", "individual", "auto", "dups_ok"])
-def test_C3_C4_closed_in_its_own_callback(bench: Bench, mode: str) -> None:
+def test_C3_C4_a_consumer_closed_in_its_own_callback(bench: Bench, mode: str) -> None:
     """The message in hand was not acknowledged: it returns, and its ack comes too late."""
     consumer = bench.consumer(ack_mode=mode)
     late: list[str] = []
@@ -177,7 +176,7 @@ def test_C3_C4_closed_in_its_own_callback(bench: Bench, mode: str) -> None:
     assert ids(drain(bench.consumer())) == ["1", "2"]
 
 
-def test_C4_sys_exit_on_memory_is_raised_as_well(bench: Bench) -> None:
+def test_C4_sys_exit_on_memory_is_raised(bench: Bench) -> None:
     bench.send()
     work = Failing(SystemExit("cannot go on"), once=True)
     consumer = bench.consumer(ack_mode="auto")
@@ -188,7 +187,7 @@ def test_C4_sys_exit_on_memory_is_raised_as_well(bench: Bench) -> None:
     assert (work.seen, bench.seen()["acknowledged"]) == ([("1", 1), ("1", 2)], 1)
 
 
-# ---------------------------------------------------------------- with a thread, and awaited
+# ---------------------------------------------------------------- with a thread, and with asyncio
 
 
 ENDINGS = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
@@ -197,10 +196,10 @@ ENDINGS = [SystemExit, KeyboardInterrupt, GeneratorExit, asyncio.CancelledError]
 @pytest.mark.parametrize(
     ("mode", "kind"), [("dups_ok", SystemExit), *(("auto", kind) for kind in ENDINGS)]
 )
-def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
+def test_C4_sys_exit_in_a_callbacks_thread_is_an_ordinary_error(
     mode: str, kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And so is whatever else no program expects to be raised there."""
+    """So is any other exception that programs do not expect there."""
     bench = Threaded()
     work = Failing(kind("cannot go on"), once=True)
     options = {"dups_ok_interval": "50ms"} if mode == "dups_ok" else {}
@@ -215,8 +214,8 @@ def test_C4_sys_exit_in_the_thread_of_a_callback_is_an_error_like_any(
 
 
 @pytest.mark.parametrize("mode", ["auto", "dups_ok"])
-def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode: str) -> None:
-    """The cancel comes too late, and says so to nobody: the thread of the callbacks goes on."""
+def test_C4_L8_callbacks_continue_after_one_failed_behind_its_lease(mode: str) -> None:
+    """The cancel comes too late and is ignored: the callbacks' thread continues."""
     bench = Threaded(message_type="text", lease_period="500ms")
     seen: list[bytes] = []
 
@@ -234,7 +233,7 @@ def test_C4_L8_a_callback_that_fails_after_its_lease_ended_is_not_the_last(mode:
 
 
 def awaited(test: Any) -> None:
-    """A test with a connection that has a thread, and its face for asyncio."""
+    """Run the test with a connection that has a thread, through the asyncio client."""
 
     async def main() -> None:
         bench = Threaded()
@@ -288,7 +287,7 @@ def test_C4_a_coroutine_that_is_cancelled_has_failed(caplog: pytest.LogCaptureFi
     assert "CancelledError" in caplog.text
 
 
-def test_C4_a_coroutine_that_fails_is_not_called_again_and_again() -> None:
+def test_C4_a_failing_coroutine_is_not_called_in_a_busy_loop() -> None:
     work = Failing()
 
     async def call(message: Any) -> None:
@@ -310,9 +309,9 @@ def test_C4_a_coroutine_that_fails_is_not_called_again_and_again() -> None:
 
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
-def test_C4_what_always_fails_rests_and_holds_up_nothing_else(face: str) -> None:
-    """It comes again at once, so without rests it would use a whole core. Another callback, which
-    may be a better one, gets it at once."""
+def test_C4_a_message_that_always_fails_pauses_and_delays_no_other(face: str) -> None:
+    """It comes again at once, so without pauses it would use a whole core. A new callback, which
+    may succeed, gets it at once."""
     work = Failing()
 
     async def test(bench: Threaded, connection: lakequeue.aio.Connection) -> None:
@@ -335,7 +334,7 @@ def test_C4_what_always_fails_rests_and_holds_up_nothing_else(face: str) -> None
 
 
 class Refusing(Wire):
-    """Kafka's library once says that an earlier record is lost, as an ack is given to it."""
+    """Kafka's library reports once, while it takes an ack, that an earlier record is lost."""
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
         super().command(topic, key, value, partition)
@@ -344,7 +343,7 @@ class Refusing(Wire):
 
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
-def test_C4_what_cannot_be_said_ends_no_consumer(face: str) -> None:
+def test_C4_an_unsendable_command_ends_no_consumer(face: str) -> None:
     bench, work = Threaded(Refusing), Failing(once=True)
 
     async def main() -> None:
@@ -359,7 +358,7 @@ def test_C4_what_cannot_be_said_ends_no_consumer(face: str) -> None:
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
 def test_C4_a_second_callback_replaces_the_first(face: str) -> None:
-    """And one message at a time is worked on."""
+    """And only one message at a time is in work."""
     seen: list[str] = []
     at_work: list[int] = []
 

@@ -1,4 +1,5 @@
-"""What a consumer may be given. What the engine could not read is refused here, and binds nothing.
+"""The options of a consumer. The client refuses values that the engine could not read, and
+subscribes nothing.
 
 B3, C1, C4, C6, F1, L10.
 """
@@ -40,7 +41,7 @@ BACKLOGS = [-1, BACKLOG_MAX + 1, 1 << 40, 1.5, "5", True]
            {"priority": 1}) for model in ("proportional", "round-robin")),
     ],
 )  # fmt: skip
-def test_B3_C1_C4_C6_F1_L10_an_option_that_is_none_is_refused(
+def test_B3_C1_C4_C6_F1_L10_invalid_options_are_refused(
     empty: Bench, queue: dict[str, Any], says: str, options: dict[str, Any]
 ) -> None:
     empty.define(max_per_subscription_backlog=5, **queue)
@@ -51,7 +52,7 @@ def test_B3_C1_C4_C6_F1_L10_an_option_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("backlog", [*BACKLOGS, None])
-def test_B3_a_backlog_that_is_none_leaves_the_old_one(bench: Bench, backlog: Any) -> None:
+def test_B3_an_invalid_backlog_keeps_the_old_one(bench: Bench, backlog: Any) -> None:
     consumer = bench.consumer(backlog=1)
     with pytest.raises(ConfigError, match=BACKLOG):
         consumer.set_max_backlog(backlog)
@@ -73,10 +74,10 @@ def test_C4_C6_a_backlog_is_at_least_the_count_of_dups_ok(bench: Bench) -> None:
         (5, 2, lambda consumer: consumer.subscribe()),  # as after a lost session
     ],
 )
-def test_C4_C6_dups_ok_waits_for_no_more_than_the_queue_allows(
+def test_C4_C6_dups_ok_never_waits_for_more_than_the_queue_allows(
     bench: Bench, count: int | None, limit: int, hears: Callable[[Consumer], None]
 ) -> None:
-    """With k = 0 the consumer would get nothing more, for ever."""
+    """With k = 0 the consumer would get no more messages, for ever."""
     bench.define(max_per_subscription_backlog=5)
     consumer = bench.consumer(backlog=5, dups_ok_count=count, **DUPS)
     bench.define(max_per_subscription_backlog=limit)

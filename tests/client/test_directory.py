@@ -1,5 +1,5 @@
-"""Clients of several brokers as they are over Kafka, with their threads: they read the directory's
-topic, and follow a queue."""
+"""Clients of several brokers as over Kafka, with their threads: they read the directory's topic,
+and follow a queue."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def three() -> MemoryEngine:
     return mesh("a", "b", "c", name="q", broker="b")
 
 
-def test_who_connects_reads_where_queues_are(three: MemoryEngine) -> None:
+def test_a_new_connection_reads_the_directory(three: MemoryEngine) -> None:
     connection, wire = connect(three, number=0)
     assert connection.broker_of("q") == 1
     receipt = connection.producer().send("q", b"1", timeout=10)
@@ -44,10 +44,10 @@ def test_who_connects_reads_where_queues_are(three: MemoryEngine) -> None:
     assert {c["command"] for c in wire.commands} >= {"subscribe", "ack", "unsubscribe", "bye"}
 
 
-def test_a_broker_that_does_not_answer_keeps_no_others_consumers_unbound(
+def test_an_unreachable_broker_does_not_delay_consumers_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They waited for as long as it was away."""
+    """They used to wait as long as it was away."""
     brokers = ["a", "b", "c"]
     queues = [queue(f"at-{name}", broker=name) for name in brokers]
     engine = MemoryEngine(parse_configuration({"brokers": brokers, "queues": queues}))
@@ -69,10 +69,10 @@ def test_a_broker_that_does_not_answer_keeps_no_others_consumers_unbound(
     assert connection._binding == {consumers[1]}
 
 
-def test_who_is_connected_speaks_to_a_broker_that_is_added(
+def test_an_open_connection_uses_an_added_broker(
     three: MemoryEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka's clients know the partitions that there were when they looked, and refuse others."""
+    """Kafka's clients know the partitions of their last metadata, and refuse others."""
     connection, wire = connect(three, number=0)
     known = {"default.commands": 3}
     partitions, command = wire.partitions, wire.command
@@ -94,7 +94,7 @@ def test_who_is_connected_speaks_to_a_broker_that_is_added(
         assert admin.describe("r")["depth"] == 0
 
 
-def test_a_connection_older_than_a_home_of_several_brokers_administers_all() -> None:
+def test_an_old_connection_administers_brokers_added_later() -> None:
     engine = mesh("a", name="here")
     admin = MemoryConnection(engine, "default", "app", "a").admin()
     assert [q["name"] for q in admin.queues()] == ["here"]
@@ -107,7 +107,7 @@ def test_a_connection_older_than_a_home_of_several_brokers_administers_all() -> 
     assert admin.describe("there")["depth"] == 0
 
 
-def test_who_is_connected_follows_a_queue_that_moves(three: MemoryEngine) -> None:
+def test_an_open_connection_follows_a_moved_queue(three: MemoryEngine) -> None:
     (one, _), (two, _) = connect(three, number=0), connect(three, number=2)
     producer = one.producer(delivery_mode="persistent_groupack", window=1000, group_ack=100)
     consumer = two.consumer("q", ack_mode="individual", max_backlog=10)
@@ -120,7 +120,7 @@ def test_who_is_connected_follows_a_queue_that_moves(three: MemoryEngine) -> Non
             try:
                 message.ack()
             except LeaseLost:
-                continue  # it went with the queue, and comes again
+                continue  # it moved with the queue, and comes again
             got.append(json.loads(message.payload))
 
     for n, broker in enumerate(("c", "a", "b")):
@@ -144,8 +144,8 @@ BAD = [b"", b"5", b"\xff", b"not json", b"[]", b"{}", b'{"hosts": [1]}', b"[" * 
     [(None, b"{}"), (b"broker/a", b'{"number": 0}'), *((b"queue/q", value) for value in BAD)],
     ids=lambda given: str(given)[:24],
 )
-def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
-    """Any client may write there; nobody's thread ends of it."""
+def test_malformed_directory_records_change_nothing(key: Any, value: bytes) -> None:
+    """Any client may write there; no thread ends because of it."""
     directory = QueueDirectory(2)
     assert directory.take(b"queue/q", b'{"hosts": {"b": 1}}') == "q"
     assert directory.take(key, value) is None
@@ -153,21 +153,23 @@ def test_records_that_are_none_change_nothing(key: Any, value: bytes) -> None:
     assert request_of(b"wish/b", value, "default") is None
 
 
-def test_the_home_is_for_what_it_hosts_and_what_is_not_known() -> None:
+def test_the_home_broker_gets_unknown_queues() -> None:
     directory = QueueDirectory(2)
     assert directory.broker_of("q") == 2
     directory.learn("q", {"b": 1, "c": 2})
     assert directory.broker_of("q") == 2
-    assert directory.take(b"queue/q", b'{"hosts": {"b": 1, "c": 2}}') == "q"  # to who is bound
+    assert (
+        directory.take(b"queue/q", b'{"hosts": {"b": 1, "c": 2}}') == "q"
+    )  # to the subscribed consumer
     assert directory.take(b"queue/q", b'{"hosts": {"c": 2, "b": 1}}') is None
     assert directory.take(b"queue/q", None) == "q"
     assert directory.hosts_of("q") == {}
 
 
-def test_what_is_learned_while_messages_are_on_their_way_changes_no_order(
+def test_a_directory_change_does_not_reorder_messages_in_flight(
     three: MemoryEngine,
 ) -> None:
-    """P1, O1: those of before went to the home, which passes on where the queue is."""
+    """P1, O1: earlier messages went to the home broker, which forwards them to the queue."""
     connection, wire = connect(three, kind=Held, number=0)
     producer = connection.producer(delivery_mode="persistent_groupack", window=1000)
     wire.let_go.clear()

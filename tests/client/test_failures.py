@@ -1,4 +1,4 @@
-"""C3, C4: what comes again in each mode, at each point of failure. See `failures.py`."""
+"""C3, C4: redeliveries in each mode, at each point of failure. See `failures.py`."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ HEARTBEATS_S = 5.0
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("point", POINTS)
-def test_C3_C4_nothing_is_lost_unless_the_mode_gives_it_up(mode: str, point: str) -> None:
-    """C4: auto after receive() has let go; so have pre_ack and no_ack; client lets go of all that
-    came before the one that it acknowledges. Otherwise a failure loses nothing."""
+def test_C3_C4_nothing_is_lost_unless_the_mode_allows_it(mode: str, point: str) -> None:
+    """C4: auto has acknowledged after receive(), as have pre_ack and no_ack; client acknowledges
+    all messages before the one it names. Otherwise a failure loses nothing."""
     again, lost, kept = on_memory(mode, point)
     gives_up = mode in ("pre_ack", "no_ack")
     if point == "received":
@@ -55,7 +55,7 @@ def connection(stub: StubEngine) -> Iterator[Any]:
 
 
 def start(stub: StubEngine, connection: Any, kind: str) -> subprocess.Popen[str]:
-    """The victim, come to its points."""
+    """Start the victim, and wait until it has reached its points."""
     points = DEADLY if kind == "deadly" else PAUSED
     producer = connection.producer()
     for point in points:
@@ -73,8 +73,8 @@ def start(stub: StubEngine, connection: Any, kind: str) -> subprocess.Popen[str]
 
 
 def received(connection: Any, points: tuple[str, ...]) -> dict[str, set[str]]:
-    """What another consumer is given in each queue: all that is expected, and what else comes at
-    once behind it."""
+    """The messages of another consumer in each queue: all expected ones, and others that follow at
+    once."""
     wanted = expected(points)
     found: dict[str, set[str]] = {name: set() for name in wanted}
     heirs = {
@@ -89,7 +89,7 @@ def received(connection: Any, points: tuple[str, ...]) -> dict[str, set[str]]:
             found[name] |= {m.payload.decode() for m in heir.receive_many(3, timeout=0)}
         return all(found[name] >= wanted[name] for name in wanted)
 
-    with contextlib.suppress(AssertionError):  # who asked compares
+    with contextlib.suppress(AssertionError):  # the caller compares
         wait_for(take)
     time.sleep(0.5)
     take()
@@ -113,8 +113,8 @@ def test_C3_C4_a_process_is_killed(stub: StubEngine, connection: Any) -> None:
 
 @pytest.mark.job
 def test_C3_C4_a_connection_is_lost(stub: StubEngine, connection: Any) -> None:
-    """Silence that is shorter than the engine's patience changes nothing; longer silence returns
-    what was held, and the client then subscribes again by itself."""
+    """Silence shorter than the engine's patience changes nothing; after a longer one held messages
+    return, and the client then subscribes again by itself."""
     victim = start(stub, connection, "paused")
     assert victim.stdin is not None
     assert victim.stdout is not None
@@ -135,9 +135,9 @@ def test_C3_C4_a_connection_is_lost(stub: StubEngine, connection: Any) -> None:
     victim.send_signal(signal.SIGCONT)
     assert again == expected(("away",))
     wait_for(lambda: len(admin.describe("auto-away")["consumers"]) == 2)
-    victim.stdin.write("\n\n")  # the callbacks of "away" return, and it ends
+    victim.stdin.write("\n\n")  # the callbacks of "away" return, and the process ends
     victim.stdin.flush()
-    watchdog = threading.Timer(60, victim.kill)  # a failure, not a test without end
+    watchdog = threading.Timer(60, victim.kill)  # a failure instead of a hanging test
     watchdog.start()
     handled = json.loads(victim.stdout.readline())
     assert victim.wait(60) == 0

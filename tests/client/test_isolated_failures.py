@@ -1,4 +1,4 @@
-"""What fails once keeps nothing else away: records, answers, callbacks, closes. No Kafka."""
+"""A single failure does not affect other records, answers, callbacks or closes. No Kafka."""
 
 import logging
 from typing import Any
@@ -12,7 +12,7 @@ from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Reject
 from lakequeue.protocol.duties import do_every
 from rules.harness import Bench
 
-# ---------------------------------------------------------------- what comes in
+# ---------------------------------------------------------------- incoming records
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from rules.harness import Bench
     [(b"", b"batch"), (b"\xff\xff\xff\xff", b"batch"), (b"\0\0\0\1\x80", b"batch"),
      (b"{}", b"reply"), (b"null", b"reply"), (b"\xff", b"reply")],
 )  # fmt: skip
-def test_C1_a_record_that_nobody_can_read_keeps_none_behind_it_away(
+def test_C1_an_unreadable_record_does_not_block_later_ones(
     value: bytes, framing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Anybody may write to the topic of deliveries."""
@@ -41,7 +41,7 @@ def test_C1_a_record_that_nobody_can_read_keeps_none_behind_it_away(
 
 
 def test_S7_only_the_engine_ends_a_subscription(bench: Bench) -> None:
-    """Another client can have its answers sent to anybody's inbox, under any name."""
+    """Another client can direct its answers to anybody's inbox, under any name."""
     consumer = bench.consumer()
     reply = {"topic": "default.deliveries", "request": consumer.subscription}
     command = msgspec.json.encode({"command": "queues", "reply": reply})
@@ -51,7 +51,7 @@ def test_S7_only_the_engine_ends_a_subscription(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
-def test_P1_a_callback_of_a_sent_message_keeps_no_other_from_its_answer(
+def test_P1_a_failing_callback_does_not_affect_other_receipts(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = Threaded(Held)
@@ -74,11 +74,11 @@ def test_P1_a_callback_of_a_sent_message_keeps_no_other_from_its_answer(
     assert "a callback of a sent message failed" in caplog.text
 
 
-# ---------------------------------------------------------------- what goes out
+# ---------------------------------------------------------------- outgoing records
 
 
 class Odd(Slow):
-    """Its library is odd once, when it is told to be."""
+    """Its library fails once, when told to."""
 
     odd = False
 
@@ -89,10 +89,10 @@ class Odd(Slow):
         super().publish(*given)
 
 
-def test_P2_what_the_library_does_not_take_once_keeps_nothing_else(
+def test_P2_a_record_refused_once_does_not_affect_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Who sends what was gathered goes on."""
+    """The thread that sends gathered messages continues."""
     bench = Threaded(Odd)
     first, other = (bench.connection.producer(pub_ack_time="60s") for _ in range(2))
     with caplog.at_level(logging.CRITICAL, "lakequeue.client"):
@@ -104,7 +104,7 @@ def test_P2_what_the_library_does_not_take_once_keeps_nothing_else(
     sent = [other.send_async("orders", "{}") for _ in range(2)]
     bench.wire.acked()
     assert sent[1].result(5).message_id == "3"
-    bench.connection.is_open = False  # it would wait for what was not sent
+    bench.connection.is_open = False  # it would wait for unsent messages
 
 
 class Away(Wire):
@@ -119,7 +119,7 @@ class Away(Wire):
 
 
 @pytest.mark.parametrize("kind", ["ack", "set_backlog", "return", "unsubscribe"])
-def test_C3_a_close_that_could_not_be_said_can_be_said_again(kind: str) -> None:
+def test_C3_an_unsent_close_can_be_repeated(kind: str) -> None:
     bench = Threaded(Away)
     bench.connection.runner.acks_most = 100
     consumer = bench.consumer(backlog=5)
@@ -140,7 +140,7 @@ def test_C3_a_close_that_could_not_be_said_can_be_said_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unsubscribe", "set_backlog", "bye"])
-def test_C3_a_connection_closes_all_the_same(kind: str) -> None:
+def test_C3_a_connection_closes_despite_an_unsent_close(kind: str) -> None:
     bench = Threaded(Away)
     bench.define("other")
     consumers = [bench.consumer(queue) for queue in ("orders", "other")]
@@ -154,12 +154,12 @@ def test_C3_a_connection_closes_all_the_same(kind: str) -> None:
     assert all(consumer.is_closed for consumer in consumers)
 
 
-# ---------------------------------------------------------------- what waits in memory
+# ---------------------------------------------------------------- messages in the client
 
 
 @pytest.mark.parametrize("mode", ["auto", "pre_ack", "dups_ok", "individual"])
-def test_L5_time_that_moves_in_long_steps_costs_no_attempt(bench: Bench, mode: str) -> None:
-    """What is due by now is done before time moves."""
+def test_L5_a_long_step_of_the_clock_counts_no_attempt(bench: Bench, mode: str) -> None:
+    """Work that is due is done before time moves."""
     bench.define("dead")
     bench.define(lease_period="30s", max_deliveries=3, dead_message_queue="dead",
                  max_per_subscription_backlog=10)  # fmt: skip
@@ -178,7 +178,7 @@ def test_L5_time_that_moves_in_long_steps_costs_no_attempt(bench: Bench, mode: s
     assert bench.seen("dead")["depth"] == 0
 
 
-# ---------------------------------------------------------------- what is given
+# ---------------------------------------------------------------- arguments
 
 
 @pytest.mark.parametrize(
@@ -191,17 +191,17 @@ def test_L5_time_that_moves_in_long_steps_costs_no_attempt(bench: Bench, mode: s
     ],
     ids=lambda given: str(given)[:12],
 )  # fmt: skip
-def test_connect_says_what_is_wrong(option: str, odd: Any) -> None:
+def test_connect_names_the_wrong_argument(option: str, odd: Any) -> None:
     with pytest.raises(ConfigError, match=f"{option}: "):
         lakequeue.connect(**{"url": "memory://", option: odd})
 
 
-def test_a_queue_of_another_vpn_is_not_defined_here(bench: Bench) -> None:
+def test_a_queue_of_another_vpn_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match=r"vpn: 'b' – allowed is 'default'.*connect to"):
         bench.admin.define({"name": "orders", "message_type": "json", "vpn": "b"})
 
 
-def test_a_refusal_says_what_to_do(bench: Bench) -> None:
+def test_a_refusal_names_the_remedy(bench: Bench) -> None:
     bench.define(max_message_size=3)
     with pytest.raises(Rejected, match="by queue 'orders': message_too_large – send less "):
         bench.send(b"1234")
@@ -210,19 +210,19 @@ def test_a_refusal_says_what_to_do(bench: Bench) -> None:
     assert said == "message rejected by queue 'q': queue_quota: why"
 
 
-def test_R6_a_header_s_name_has_no_zero(bench: Bench) -> None:
-    """As a producer's: Kafka's C library would end it there."""
+def test_R6_a_headers_name_has_no_zero_byte(bench: Bench) -> None:
+    """Like a producer's: Kafka's C library would end it there."""
     bench.send()
     with pytest.raises(ConfigError, match="without NUL"):
         bench.admin.edit("orders", {"a\0b": "c"})
 
 
-# ---------------------------------------------------------------- duties
+# ---------------------------------------------------------------- regular duties
 
 
 @pytest.mark.parametrize("how", ["upkeep", "advance"])
-def test_C3_one_whose_duty_fails_keeps_no_other_from_its_own(bench: Bench, how: str) -> None:
-    """Of the consumers of one connection the first cannot say anything to Kafka."""
+def test_C3_a_consumers_failing_duty_does_not_affect_others(bench: Bench, how: str) -> None:
+    """Of the consumers of one connection the first cannot send anything to Kafka."""
     bench.define(lease_period="30s")
     failing, going = bench.consumer(), bench.consumer(auto_renew=True)
     ticks: list[str] = []

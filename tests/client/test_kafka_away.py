@@ -1,4 +1,4 @@
-"""Kafka takes nothing for a while: nothing is lost, stuck or sent twice, and nobody is closed."""
+"""Kafka takes nothing for a while: nothing is lost, stuck or sent twice, and nothing is closed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lakequeue.protocol import NotConnected, Timeout
 
 
 class Away(Held):
-    """Kafka takes no command of these kinds, or no message."""
+    """A Kafka that takes no command of these kinds, or no message."""
 
     refuses: tuple[str, ...] = ()
     _tried = 0
@@ -34,7 +34,7 @@ class Away(Held):
             raise NotConnected("Kafka is away")
 
     def back(self) -> None:
-        """Wait until something was refused; Kafka takes everything again."""
+        """Wait until something was refused; then Kafka takes everything again."""
         wait_for(lambda: self._tried)
         self.refuses = ()
 
@@ -56,7 +56,7 @@ def call_back(consumer: Any) -> list[Any]:
 
 @pytest.mark.parametrize("how", [receive_one, receive_both, call_back])
 @pytest.mark.parametrize("mode", ["auto", "pre_ack", "dups_ok"])
-def test_C4_an_ack_that_waits_keeps_no_message_from_the_application(
+def test_C4_a_waiting_ack_does_not_delay_messages(
     mode: str, how: Callable[[Any], list[Any]]
 ) -> None:
     bench = Threaded(Away)
@@ -74,7 +74,7 @@ def test_C4_an_ack_that_waits_keeps_no_message_from_the_application(
     wait_for(lambda: bench.seen()["depth"] == 0)
 
 
-def test_L10_a_renewal_that_waits_keeps_no_message_from_the_callback() -> None:
+def test_L10_a_waiting_renewal_does_not_delay_the_callback() -> None:
     bench = Threaded(Away, lease_period="1h")
     bench.send(timeout=5)
     consumer = bench.consumer(ack_mode="auto")
@@ -116,14 +116,14 @@ def test_C3_a_consumer_is_bound_again_when_kafka_is_back() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"key": "k"}], ids=["gathered", "alone"])
-def test_P1_a_message_that_kafka_did_not_take_was_not_sent(options: dict[str, Any]) -> None:
+def test_P1_a_message_that_kafka_did_not_take_uses_no_sequence(options: dict[str, Any]) -> None:
     bench = Threaded(Away, message_type="text")
     bench.wire.refuses = ("publish",)
     with pytest.raises(NotConnected, match="Kafka is away"):
         bench.producer.send_async("orders", "a", **options)
     assert bench.producer.unacknowledged() == []
     bench.wire.refuses = ()
-    assert bench.producer.send("orders", "b", **options).sequence == 1, "no number is left out"
+    assert bench.producer.send("orders", "b", **options).sequence == 1, "a sequence is missing"
     assert bench.stored() == [b"b"]
 
 
@@ -147,7 +147,7 @@ def test_P1_messages_for_a_queue_that_moved_are_not_lost() -> None:
     assert [int(one.result(0).message_id or 0) >> 48 for one in sent] == [0, 0, 0, 1, 1, 1]
 
 
-# ---------------------------------------------------------------- the engine is away
+# ---------------------------------------------------------------- an unreachable engine
 
 
 @pytest.mark.parametrize("timeout", [0, 0.2])
@@ -174,8 +174,8 @@ def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyP
     assert time.monotonic() - started < 2
 
 
-def test_O1_a_callback_that_waits_for_another_receipt_gets_it() -> None:
-    """Both receipts have come at once, with deliveries behind them that stay in order."""
+def test_O1_a_callback_can_wait_for_another_receipt() -> None:
+    """Both receipts have arrived at once, with deliveries behind them that stay in order."""
     bench = Threaded(Held)
     consumer = bench.consumer(backlog=10)
     other = bench.connection.producer()

@@ -1,4 +1,4 @@
-"""Which library for Kafka a client takes, and what is heard of it."""
+"""The choice of a client's Kafka library, and its log lines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("eventlet.patcher", "is_monkey_patched", "thread"),
     ],
 )
-def test_green_threads_get_the_library_that_lets_others_run(
+def test_green_threads_get_the_cooperative_library(
     taken: list[str], monkeypatch: pytest.MonkeyPatch, module: str, question: str, threads: str
 ) -> None:
     kafka.open_kafka("localhost:1", "client")
@@ -63,10 +63,10 @@ def test_the_library_is_chosen(taken: list[str], monkeypatch: pytest.MonkeyPatch
         kafka.open_kafka("localhost:1", "client")
 
 
-def test_a_callback_that_fails_is_told_and_others_are_called(
+def test_a_failing_callback_is_logged_and_others_are_called(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a record that arrived; the next record's arrival is heard all the same."""
+    """The callback of a record that arrived; the next record's arrival is reported all the same."""
     monkeypatch.setattr(confluent, "_FAILED_SECONDS", 0.0)
     stop, polled = threading.Event(), []
 
@@ -83,7 +83,7 @@ def test_a_callback_that_fails_is_told_and_others_are_called(
     assert (record.name, record.levelname) == ("lakequeue.client", "ERROR")
 
 
-def test_a_log_line_that_cannot_be_written_is_reported_and_ends_nothing(
+def test_a_failing_log_handler_ends_nothing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = logging.LogRecord("rdkafka", logging.ERROR, "", 0, "%d records", ("many",), None)
@@ -91,10 +91,11 @@ def test_a_log_line_that_cannot_be_written_is_reported_and_ends_nothing(
     assert "--- Logging error ---" in capsys.readouterr().err
 
 
-def test_a_warning_that_repeats_itself_is_logged_once_in_30_s(
+def test_a_repeated_warning_is_logged_once_in_30_s(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a topic is missing, each record would be a line: of the library, and of the session."""
+    """While a topic is missing, each record would log a line: one of the library, one of the
+    session."""
     now = [100.0]
     monkeypatch.setattr("lakequeue.client.session.repeats.monotonic", lambda: now[0])
     session = lakequeue.connect("memory://")

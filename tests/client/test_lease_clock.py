@@ -1,4 +1,4 @@
-"""L4, L8, L10: the client counts a lease by its own clock, from when the message came."""
+"""L4, L8, L10: the client measures a lease by its own clock, from the message's arrival."""
 
 import time
 from datetime import UTC, datetime
@@ -20,26 +20,26 @@ def leased(empty: Bench) -> Bench:
 
 
 def delivered(bench: Bench, **options: Any) -> Any:
-    """A message that is with a consumer."""
+    """A message that is leased to a consumer."""
     consumer = bench.consumer(**options)
     bench.send()
     return consumer.receive(timeout=10)
 
 
 @pytest.mark.parametrize("ahead_ms", [-DAY_MS, DAY_MS])
-def test_L4_clocks_that_differ_by_a_day_do_no_harm(ahead_ms: int) -> None:
+def test_L4_clocks_may_differ_by_a_day(ahead_ms: int) -> None:
     bench = Threaded(lease_period="10s")
     bench.engine.now += ahead_ms
     before = datetime.now(UTC)
     message = delivered(bench)
     left = (message.lease_expires_at - before).total_seconds()
-    assert 8 < left < 11, "by the clock of whoever reads it"
+    assert 8 < left < 11, "by the reader's clock"
     message.ack()
     wait_for(lambda: bench.seen()["acknowledged"] == 1)
 
 
-def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
-    """Though the engine's clock stands still."""
+def test_L8_a_lease_ended_by_the_clients_clock_is_lost() -> None:
+    """Although the engine's clock stands still."""
     message = delivered(Threaded(lease_period="200ms"))
     time.sleep(0.25)
     with pytest.raises(LeaseLost, match="the lease of message 1 ended at "):
@@ -47,7 +47,7 @@ def test_L8_a_lease_that_is_over_by_the_clients_clock_is_lost() -> None:
 
 
 @pytest.mark.parametrize("period", [None, "30s"])
-def test_L4_L10_a_lease_without_end_stays_without_end(bench: Bench, period: str | None) -> None:
+def test_L4_L10_an_unlimited_lease_stays_unlimited(bench: Bench, period: str | None) -> None:
     message = delivered(bench)
     message.renew(period)
     assert message.lease_expires_at is None
@@ -56,8 +56,8 @@ def test_L4_L10_a_lease_without_end_stays_without_end(bench: Bench, period: str 
     assert bench.seen()["acknowledged"] == 1
 
 
-def test_L10_L8_what_was_not_renewed_is_lost() -> None:
-    """By its own clock the client still has time; the engine says that the lease is over."""
+def test_L10_L8_a_lease_not_renewed_is_lost() -> None:
+    """By its own clock the client still has time; the engine reports that the lease is over."""
     bench = Threaded(lease_period="10s")
     consumer = bench.consumer()
     bench.send()
@@ -78,7 +78,7 @@ def test_L10_L8_what_was_not_renewed_is_lost() -> None:
         message.ack()
 
 
-def test_L10_auto_renew_learns_it_too(leased: Bench) -> None:
+def test_L10_auto_renew_learns_of_a_lost_lease(leased: Bench) -> None:
     message = delivered(leased, auto_renew=True)
     leased.define(lease_period="10s")
     leased.advance("20s")
@@ -100,7 +100,7 @@ def test_L8_after_the_close_the_lease_is_lost(leased: Bench, what: str, closed: 
         consumer.ack(ids="1")
 
 
-def test_L8_what_was_settled_before_the_close_stays_settled(bench: Bench) -> None:
+def test_L8_messages_settled_before_the_close_stay_settled(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.send()
     (message,) = drain(consumer)
@@ -123,7 +123,7 @@ class Epoch(Wire):
         return found
 
 
-def test_ids_are_named_with_the_epoch_that_they_belong_to() -> None:
+def test_commands_about_ids_carry_their_epoch() -> None:
     bench = Threaded(Epoch, lease_period="10s")
     consumer = bench.consumer()
     for n in range(6):

@@ -1,4 +1,4 @@
-"""Which connections share an engine in the process, how long it lives, and what threads ask it."""
+"""Engines in memory: which connections share one, how long it lives, and its use by threads."""
 
 import contextlib
 import gc
@@ -24,7 +24,7 @@ ORDERS = {"name": "orders", "message_type": "json"}
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten", "kept"])
-def test_the_last_connection_ends_it_unless_it_is_kept(how: str) -> None:
+def test_an_engine_ends_with_its_last_connection_unless_kept(how: str) -> None:
     one = lakequeue.connect(f"memory://{how}" + ("?keep=true" if how == "kept" else ""))
     two = lakequeue.connect(f"memory://{how}")
     one.admin().define(ORDERS)
@@ -62,12 +62,12 @@ def test_a_wrong_address_is_named(url: str | None, found: str) -> None:
 @pytest.mark.parametrize("url", ["memory://", "kafka://127.0.0.1:1"])
 @pytest.mark.parametrize("wrong", [5, "", "x" * 251, b"app"])
 @pytest.mark.parametrize("what", ["vpn", "client_name", "broker"])
-def test_a_wrong_name_is_refused_before_anything_is_asked(url: str, wrong: Any, what: str) -> None:
+def test_a_wrong_name_is_refused_before_any_request(url: str, wrong: Any, what: str) -> None:
     with pytest.raises(ConfigError, match=f"^{what}: .* – allowed is text of 1 to 2[05]0 char"):
         lakequeue.connect(url, **{what: wrong})
 
 
-def test_what_only_memory_can_do_says_so_elsewhere() -> None:
+def test_functions_of_memory_engines_are_refused_elsewhere() -> None:
     connection = Threaded().connection
     for call in (
         lambda: connection.advance("1s"), lambda: connection.publish_raw("orders", b"{}"),
@@ -77,8 +77,8 @@ def test_what_only_memory_can_do_says_so_elsewhere() -> None:
             call()
 
 
-def test_R6_all_queues_and_as_many_messages_as_were_asked_for_come() -> None:
-    """What is asked for at length comes in parts, and the client asks for the next one."""
+def test_R6_long_answers_are_complete() -> None:
+    """A long answer comes in parts, and the client requests the next one."""
     names = [f"queue-{n}" for n in range(7)]
     queues = [ORDERS | {"name": name} for name in names]
     limits = Limits(browse_rows=3, queues_listed=2)
@@ -96,17 +96,17 @@ def test_R6_all_queues_and_as_many_messages_as_were_asked_for_come() -> None:
 
 @pytest.fixture
 def eager() -> Iterator[None]:
-    """Threads take turns as often as they can."""
+    """Threads switch as often as they can."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(interval)
 
 
-def test_the_answer_that_another_thread_has_taken_is_waited_for(
+def test_a_thread_waits_for_an_answer_taken_by_another_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each thread's call takes all that has come; it may take long to hand it over."""
+    """Each thread's call takes everything that has arrived, and may take long to hand it over."""
     asking, other = threading.Event(), threading.Event()
     poll = MemoryTransport.poll
     with lakequeue.connect("memory://taken") as connection:
@@ -134,7 +134,7 @@ def test_the_answer_that_another_thread_has_taken_is_waited_for(
         taker.join()
 
 
-def test_threads_that_share_a_connection_each_get_their_answers(eager: None) -> None:
+def test_threads_sharing_a_connection_get_their_own_answers(eager: None) -> None:
     with lakequeue.connect("memory://threads") as connection:
         admin = connection.admin()
         admin.define(ORDERS)
@@ -151,7 +151,7 @@ def test_threads_that_share_a_connection_each_get_their_answers(eager: None) -> 
         assert admin.describe("orders")["depth"] == 200
 
 
-def test_callbacks_that_look_for_more_do_not_wait_for_each_other(eager: None) -> None:
+def test_polling_callbacks_do_not_deadlock(eager: None) -> None:
     with lakequeue.connect("memory://callbacks") as connection:
         connection.admin().define(ORDERS)
         producer = connection.producer()
@@ -170,8 +170,8 @@ def test_callbacks_that_look_for_more_do_not_wait_for_each_other(eager: None) ->
         assert connection.admin().describe("orders")["depth"] == 40
 
 
-def test_threads_that_send_and_acknowledge_do_not_wait_for_each_other() -> None:
-    """A thread hands records over to the others' producers and consumers while it sends."""
+def test_threads_that_send_and_acknowledge_do_not_deadlock() -> None:
+    """While it sends, a thread hands records over to the others' producers and consumers."""
     with lakequeue.connect("memory://") as connection:
         queue = {"name": "orders", "message_type": "binary", "max_per_subscription_backlog": 100}
         connection.admin().define(queue)

@@ -1,4 +1,4 @@
-"""What listens and is not Kafka is told soon, in one sentence. Needs no broker."""
+"""A listener that is not Kafka is reported soon, in one sentence. Needs no broker."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ ANSWER = bytes.fromhex("0000000a 6c717565 0000 00000000")
 
 @pytest.fixture
 def listen() -> Iterator[Listen]:
-    """Addresses where somebody answers everything with the same bytes, or (None) never."""
+    """Addresses whose listener answers everything with the same bytes, or (None) never."""
     servers: list[socket.socket] = []
 
     def answer(server: socket.socket, words: bytes, once: bool) -> None:
@@ -28,7 +28,7 @@ def listen() -> Iterator[Listen]:
                 peer, _ = server.accept()
             except OSError:
                 return
-            with peer, contextlib.suppress(OSError):  # whoever asked may be gone
+            with peer, contextlib.suppress(OSError):  # the client may be gone
                 while peer.recv(1000) and words:
                     peer.sendall(words)
                     if once:
@@ -46,17 +46,17 @@ def listen() -> Iterator[Listen]:
         server.close()
 
 
-def test_settings_that_are_not_there_are_told_although_nothing_answers(
+def test_missing_settings_are_reported_without_an_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else Kafka is looked for where it is, and only then its credentials."""
+    """Otherwise Kafka would be contacted first, and the credentials missed only then."""
     monkeypatch.setenv(VARIABLE, "/nowhere")
     with pytest.raises(ConfigError, match=f"{VARIABLE}: '?/nowhere"):
         require_broker("127.0.0.1:1")
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_no_broker_is_told_soon_in_one_sentence(library: str) -> None:
+def test_a_missing_broker_is_reported_soon(library: str) -> None:
     started = time.monotonic()
     with pytest.raises(
         NotConnected, match=r"no Kafka broker answers at 127.0.0.1:1 – conn.* refus"
@@ -69,7 +69,7 @@ def test_no_broker_is_told_soon_in_one_sentence(library: str) -> None:
 @pytest.mark.parametrize(
     "words", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["silent", "closes", "http"]
 )
-def test_what_is_no_kafka_is_told_soon(
+def test_a_listener_that_is_no_kafka_is_reported_soon(
     monkeypatch: pytest.MonkeyPatch, listen: Listen, library: str, words: bytes | None
 ) -> None:
     monkeypatch.setattr(require_broker, "__defaults__", (1.0,))
@@ -81,7 +81,7 @@ def test_what_is_no_kafka_is_told_soon(
     assert time.monotonic() - started < OPEN_SECONDS_MAX + 10
 
 
-def test_who_answers_the_first_question_only_asks_for_credentials(listen: Listen) -> None:
+def test_a_kafka_that_requires_credentials_is_recognised(listen: Listen) -> None:
     address = listen(ANSWER, once=True)
     with pytest.raises(NotConnected, match=f"{address} asks for credentials.*{VARIABLE}"):
         require_broker(address)

@@ -1,4 +1,4 @@
-"""C3, S7, P5: who waits is told: of deleted queues, of what is closed meanwhile; both faces."""
+"""C3, S7, P5: waiting calls learn of deleted queues and of closed objects; both clients."""
 
 import asyncio
 import logging
@@ -17,7 +17,7 @@ DELETED = "queue 'orders' was deleted; the consumer is closed"
 # ---------------------------------------------------------------- deleted queues
 
 
-def test_S7_a_consumer_of_a_deleted_queue_hears_of_it(bench: Bench) -> None:
+def test_S7_a_consumer_of_a_deleted_queue_gets_an_error(bench: Bench) -> None:
     for n in range(2):
         bench.send({"n": n})
     consumer = bench.consumer()
@@ -40,7 +40,7 @@ def test_S7_a_consumer_of_a_deleted_queue_hears_of_it(bench: Bench) -> None:
     consumer.close()
 
 
-def test_S7_a_queue_that_is_made_again_is_another(bench: Bench) -> None:
+def test_S7_a_recreated_queue_is_another_queue(bench: Bench) -> None:
     consumer = bench.consumer()
     bench.admin.delete("orders")
     bench.define()
@@ -52,7 +52,7 @@ def test_S7_a_queue_that_is_made_again_is_another(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("how", ["receive", "iterate"])
-def test_S7_who_waits_for_messages_is_told(how: str) -> None:
+def test_S7_a_waiting_receive_gets_an_error(how: str) -> None:
     bench = Threaded()
     bench.define("other")
     consumer, beside = bench.consumer(), bench.consumer("other")
@@ -66,7 +66,7 @@ def test_S7_who_waits_for_messages_is_told(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["receive", "iterate", "on_message"])
-def test_S7_who_awaits_messages_is_told(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_S7_an_awaiting_receive_gets_an_error(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def wait(consumer: lakequeue.aio.Consumer) -> None:
         if how == "receive":
             await consumer.receive()
@@ -105,11 +105,11 @@ def test_S7_on_message_ends_with_a_logged_error(
     assert record.getMessage() == f"consumer 'app' of queue 'orders': {DELETED}"
 
 
-def test_C3_a_consumer_that_cannot_be_bound_again_is_closed() -> None:
-    """Its session was missed while the queue was deleted and made anew for another purpose."""
+def test_C3_a_consumer_that_cannot_resubscribe_is_closed() -> None:
+    """Its session was lost while the queue was deleted and recreated for another purpose."""
     bench = Threaded()
     consumer, connection = bench.consumer(filter="/n > 1"), bench.connection
-    with consumer._lock:  # it does not hear of the end
+    with consumer._lock:  # it does not learn of the end
         connection._consumers.clear()
         bench.admin.delete("orders")
         connection._consumers[consumer.subscription] = consumer
@@ -119,11 +119,11 @@ def test_C3_a_consumer_that_cannot_be_bound_again_is_closed() -> None:
         consumer.receive(timeout=10)
 
 
-# ---------------------------------------------------------------- two faces, one rule
+# ---------------------------------------------------------------- the same rule for both clients
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 100])
-def test_receive_many_gives_at_most_so_many(bench: Bench, most: int) -> None:
+def test_receive_many_returns_at_most_the_requested_number(bench: Bench, most: int) -> None:
     for n in range(6):
         bench.send({"n": n})
     sync = bench.consumer(backlog=3).receive_many(most, 0)
@@ -158,14 +158,14 @@ def test_closed_consumers_are_forgotten(bench: Bench) -> None:
     assert ids(drain(bench.consumer())) == ["1"]
 
 
-# ---------------------------------------------------------------- what is closed meanwhile
+# ---------------------------------------------------------------- closed during a call
 
 
 @pytest.mark.parametrize(("what", "said"), [
     ("send", "NotConnected: the producer is closed"),
     ("flush", "NotConnected: closed with 1 messages without an answer"),
 ])  # fmt: skip
-def test_P5_who_waits_for_a_producer_is_told_that_it_was_closed(what: str, said: str) -> None:
+def test_P5_a_waiting_send_fails_when_its_producer_is_closed(what: str, said: str) -> None:
     bench = Threaded()
     producer = bench.connection.producer(window=1)
     bench.wire.lose_published = lambda _: True
@@ -179,7 +179,7 @@ def test_P5_who_waits_for_a_producer_is_told_that_it_was_closed(what: str, said:
 
 
 @pytest.mark.parametrize("what", ["queues", "consumer", "define"])
-def test_who_waits_for_the_engine_is_told_that_the_connection_was_closed(what: str) -> None:
+def test_a_waiting_call_fails_when_its_connection_is_closed(what: str) -> None:
     bench = Threaded(Held)
     bench.wire.let_go.clear()
     calls: dict[str, Callable[[], Any]] = {
@@ -193,7 +193,7 @@ def test_who_waits_for_the_engine_is_told_that_the_connection_was_closed(what: s
 
 
 @pytest.mark.parametrize("call", ["send", "send_async"])
-def test_with_asyncio_a_send_on_a_closed_connection_is_refused_as_ever(call: str) -> None:
+def test_with_asyncio_a_send_on_a_closed_connection_is_refused(call: str) -> None:
     async def main() -> None:
         connection = lakequeue.aio.Connection(Threaded().connection)
         producer = connection.producer()

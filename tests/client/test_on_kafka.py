@@ -1,6 +1,6 @@
 """The whole client on real Kafka, with a step behind the topics instead of the job.
 
-Real threads and signals (C3). Losses, and who goes away and comes back: `tests/sim` and
+Real threads and signals (C3). Losses, and clients that go away and come back: `tests/sim` and
 `test_transports.py`. Forks and event loops: `test_sessions.py` and `test_aio.py`.
 """
 
@@ -30,7 +30,7 @@ def stub(kafka: Any) -> Iterator[StubEngine]:
         {"name": name, "message_type": "text", "max_per_subscription_backlog": 1000}
         for name in QUEUES
     ]
-    # No session is given up: on a machine that stands still for a while that is no mistake.
+    # No session may be lost just because the machine stands still for a while.
     system = {"heartbeat_timeout": "10m"}
     with StubEngine(kafka.bootstrap_servers, {"queues": queues, "system": system}) as engine:
         yield engine
@@ -47,7 +47,7 @@ def depth(connection: Any, queue: str) -> int:
 
 
 def test_many_threads_one_connection(connection: Any) -> None:
-    """Producers are used by several threads; messages are settled from another thread."""
+    """Threads share producers; messages are settled in another thread."""
     producer = connection.producer(window=50)
     consumer = connection.consumer("threads", ack_mode="individual", max_backlog=500)
     messages: list[Any] = []
@@ -61,7 +61,7 @@ def test_many_threads_one_connection(connection: Any) -> None:
     wait_for(lambda: depth(connection, "threads") == 0)
 
 
-def test_C3_a_signal_ends_receive_and_what_was_held_returns_at_once(
+def test_C3_a_signal_ends_receive_and_returns_held_messages_at_once(
     stub: StubEngine, connection: Any
 ) -> None:
     code = f"""

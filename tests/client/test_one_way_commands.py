@@ -1,5 +1,5 @@
-"""Commands that nobody answers: what the engine could not read is refused here, before the client
-acts on it (C7, L10, L11, L13). `test_any_value` looks for the next one of this kind."""
+"""Commands without answers: the client refuses values that the engine could not read, before it
+acts on them (C7, L10, L11, L13). `test_any_value` searches for further ones."""
 
 from datetime import timedelta
 from typing import Any
@@ -50,7 +50,7 @@ class Wordless(Exception):
         ("", None),
     ],
 )
-def test_C7_whatever_the_reason_the_message_goes(bench: Bench, reason: Any, says: Any) -> None:
+def test_C7_a_message_can_be_rejected_with_any_reason(bench: Bench, reason: Any, says: Any) -> None:
     consumer = bench.consumer()
     consumer.receive().reject(reason)
     (dead,) = bench.admin.browse("dead")
@@ -70,7 +70,7 @@ DELAYS = ["36501d", "9" * 400 + "d", 1e300, float("nan"), -1, b"5s", True]
         *(("renew", wrong, "period: ") for wrong in (0, "0s", "36501d", 3.2e9, "soon", b"5s")),
     ],
 )  # fmt: skip
-def test_C7_L10_L11_what_is_refused_leaves_the_message_in_hand_and_its_lease(
+def test_C7_L10_L11_a_refused_call_leaves_the_message_leased(
     bench: Bench, settle: str, wrong: Any, says: str
 ) -> None:
     consumer = bench.consumer()
@@ -85,13 +85,13 @@ def test_C7_L10_L11_what_is_refused_leaves_the_message_in_hand_and_its_lease(
     assert consumer.receive().payload == b"good"
 
 
-def test_L10_a_renewal_that_the_engine_refuses_puts_the_lease_back(
+def test_L10_a_refused_renewal_restores_the_lease(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = bench.consumer()
     message = consumer.receive()
     before = message.lease_expires_at
-    consumer._settling.subscription.epoch = 99  # of another home: whatever is said is refused
+    consumer._settling.subscription.epoch = 99  # of another home: every command is refused
     message.renew("10m")
     assert message.lease_expires_at == before
     assert f"the lease of '{message.id}' was not renewed: " in caplog.text
@@ -99,7 +99,7 @@ def test_L10_a_renewal_that_the_engine_refuses_puts_the_lease_back(
     assert drain(bench.consumer()), "it has ended, here and there"
 
 
-def test_L11_what_could_not_be_sent_is_still_in_hand(bench: Bench) -> None:
+def test_L11_a_message_stays_leased_if_the_command_was_not_sent(bench: Bench) -> None:
     def broken(*_: Any) -> None:
         raise OSError("away")
 
@@ -111,13 +111,13 @@ def test_L11_what_could_not_be_sent_is_still_in_hand(bench: Bench) -> None:
             with pytest.raises(OSError, match="away"):
                 settle()
     bench.connection.attend()
-    assert consumer.receive().payload == b"good", "the ack has gone with the next ones"
+    assert consumer.receive().payload == b"good", "the ack was sent with the next ones"
 
 
 # ---------------------------------------------------------------- ids
 
 
-def test_L13_what_a_client_collects_goes_in_parts_that_fit() -> None:
+def test_L13_collected_acks_are_sent_in_parts() -> None:
     apart = range(1 << 62, (1 << 62) + 2 * 60_000, 2)
     parts = format_parts(apart)
     assert len(parts) == 2
@@ -146,7 +146,7 @@ def test_L13_very_many_acks_are_several_commands() -> None:
      "1," * 100_001, ",".join(str(10**19 + 2 * n) for n in range(100_000))],
     ids=lambda ids: str(ids)[:9],
 )  # fmt: skip
-def test_L13_R6_ids_that_are_none_are_refused_by_all_that_take_some(bench: Bench, ids: Any) -> None:
+def test_L13_R6_invalid_ids_are_refused_everywhere(bench: Bench, ids: Any) -> None:
     consumer, admin = bench.consumer(), bench.admin
     consumer.receive()
     for use, given in (
@@ -186,18 +186,16 @@ DEFINITIONS: list[tuple[dict[str, Any], str]] = [
         *((commands.Define(definition=definition), says) for definition, says in DEFINITIONS),
     ],
 )
-def test_a_command_that_the_engine_could_not_read_is_refused_by_name(
-    command: commands.Command, says: str
-) -> None:
+def test_an_unreadable_command_is_refused_by_name(command: commands.Command, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         checked(command)
 
 
 class Name(str):
-    """A text of a class of its own, as other libraries give."""
+    """A subclass of str, as other libraries use."""
 
 
-def test_what_is_like_text_or_a_list_is_taken(bench: Bench) -> None:
+def test_text_like_and_list_like_values_are_accepted(bench: Bench) -> None:
     checked(commands.Define(definition={"a": (1, 2)}))
     bench.admin.define({"name": Name("sub"), "message_type": "text"})
     assert bench.admin.describe(Name("sub"))["name"] == "sub"

@@ -1,4 +1,4 @@
-"""The future of a sent message behaves as Python's own where other code relies on it (P3, P6)."""
+"""The future of a sent message behaves like Python's own where other code relies on it (P3, P6)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer_later(session, pending, number, error=None):
     threading.Timer(0.05, answer).start()
 
 
-def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(session):
+def test_a_future_returns_the_receipt_or_raises_and_cannot_be_cancelled(session):
     pending, unstored, refused = (Pending(session, "orders", (), n) for n in (7, 0, 1))
     assert (pending.done(), pending.running()) == (False, True)
     assert (pending.cancel(), pending.cancelled()) == (False, False)
@@ -44,8 +44,8 @@ def test_it_gives_the_receipt_or_raises_the_refusal_and_cannot_be_called_back(se
 
 
 @pytest.mark.parametrize("known_as", ["_done_callbacks", "_waiters"])
-def test_who_asks_while_it_is_answered_is_told(session, known_as):
-    """Python's own code looks at the state and adds itself, both under the condition."""
+def test_a_result_requested_while_the_answer_comes_is_returned(session, known_as):
+    """Python's own code checks the state and adds itself, both under the condition."""
     pending, told = Pending(session, "orders", None, 1), []
     with session.changed:
         assert not pending.done()
@@ -58,7 +58,7 @@ def test_who_asks_while_it_is_answered_is_told(session, known_as):
     assert told == [pending]
 
 
-def test_it_waits_through_other_messages_answers(session):
+def test_result_waits_through_answers_for_other_messages(session):
     first, second = Pending(session, "orders", None, 1), Pending(session, "orders", None, 2)
     answer_later(session, first, 1)
     with pytest.raises(TimeoutError):
@@ -95,12 +95,12 @@ def test_asyncio_can_wait_for_it(session):
     assert asyncio.run(run()).message_id == "9"
 
 
-# ---------------------------------------------------------------- waiting where answers are read
+# ---------------------------------------------------------------- waiting in the reader's thread
 
 
 @pytest.fixture
 def held():
-    """What the engine says waits until `wire.let_go` is set."""
+    """The engine's records wait until `wire.let_go` is set."""
     bench = Threaded(Held)
     bench.wire.let_go.clear()
     return bench
@@ -125,8 +125,8 @@ def test_a_callback_may_wait_for_the_engine(held, call):
     wait_for(lambda: outcome, 5)
 
 
-def test_C3_while_a_callback_waits_the_session_lives_on(held):
-    """Its heartbeats go on, acknowledgements and repeated messages, too."""
+def test_C3_the_session_stays_alive_while_a_callback_waits(held):
+    """Heartbeats, acknowledgements and repetitions of messages continue."""
     held.wire.let_go.set()
     held.consumer()
     held.wire.let_go.clear()
@@ -143,7 +143,7 @@ def test_C3_while_a_callback_waits_the_session_lives_on(held):
     wait_for(lambda: outcome == [None], 5)
 
 
-def test_callbacks_that_wait_run_one_after_the_other(held):
+def test_waiting_callbacks_run_one_after_the_other(held):
     """Nested in each other, some hundred would exceed Python's recursion limit."""
     running, most, done = [], [], []
 
@@ -165,7 +165,7 @@ def test_callbacks_that_wait_run_one_after_the_other(held):
 @pytest.mark.parametrize(
     "call", [lambda f: wait([f]), lambda f: next(as_completed([f]))], ids=["wait", "as_completed"]
 )
-def test_pythons_own_waiting_is_refused_where_answers_are_read(held, call):
+def test_waiting_functions_of_python_are_refused_in_the_reader(held, call):
     told = []
 
     def fail(_):
@@ -191,8 +191,8 @@ IN_A_CHILD = {
 
 
 @pytest.mark.parametrize("call", IN_A_CHILD.values(), ids=IN_A_CHILD)
-def test_a_forked_child_waits_for_no_answer(held, call):
-    """Another thread had the locks as the process forked, and does not exist in the child."""
+def test_a_forked_child_gets_an_error_instead_of_waiting(held, call):
+    """Another thread had the locks when the process forked, and does not exist in the child."""
     sent = held.producer.send_async("orders", "{}")
     has_locks, may_end = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""What a producer's library is given, and when: never what it could not send yet."""
+"""Which records a producer's library gets, and when: never records that it could not send yet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from lakequeue.protocol.errors import Reason, Rejected
 
 
 class Library:
-    """Stands for confluent-kafka's producer: keeps what it is given, and delivers when told."""
+    """Stands for confluent-kafka's producer: keeps its records, and delivers when told."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[int, bytes]] = []  # partition, value; all of it
+        self.given: list[tuple[int, bytes]] = []  # partition, value; all records
         self.refuses: set[bytes] = set()
         self._on_way: list[Any] = []
 
@@ -28,7 +28,7 @@ class Library:
         self._on_way.append(report)
 
     def deliver(self, count: int, error: KafkaError | None = None) -> None:
-        """Report the oldest so many."""
+        """Report the oldest ones as delivered."""
         reports, self._on_way = self._on_way[:count], self._on_way[count:]
         for report in reports:
             report(error, None)
@@ -41,14 +41,14 @@ class Library:
 
 
 class BufferBench:
-    """A buffer over its library; what failed, and the values of which the end was told."""
+    """A buffer over its library; the failures, and the values whose end was reported."""
 
     def __init__(self) -> None:
         self.library, self.failed, self.ended = Library(), list[str](), list[bytes]()
         self.buffer = ProducerBuffer(self.library, lambda topic, _: self.failed.append(topic))
 
     def give(self, *values: bytes, partition: int = 0) -> bool:
-        """True if the last one was taken."""
+        """True if the last one was accepted."""
         taken = False
         for value in values:
             taken = self.buffer.give(
@@ -57,7 +57,7 @@ class BufferBench:
         return taken
 
     def sent(self, partition: int = 0) -> list[bytes]:
-        """What the library was given of one partition, in order."""
+        """The library's records of one partition, in order."""
         return [value for place, value in self.library.given if place == partition]
 
     def deliver_all(self) -> None:
@@ -74,10 +74,10 @@ def numbers(first: int, count: int) -> list[bytes]:
     return [b"%d" % n for n in range(first, first + count)]
 
 
-def test_five_of_a_partition_are_on_their_way_and_the_next_ones_wait(bench: BufferBench) -> None:
+def test_five_records_of_a_partition_are_in_flight_and_others_wait(bench: BufferBench) -> None:
     assert bench.give(*numbers(0, 9))
     assert bench.sent() == numbers(0, AT_ONCE)
-    bench.library.deliver(1)  # now fewer than five: all that came meanwhile goes
+    bench.library.deliver(1)  # now fewer than five: all waiting ones are sent
     assert bench.sent() == numbers(0, 9)
     assert bench.buffer.records == 8
     bench.library.deliver(8)
@@ -85,7 +85,7 @@ def test_five_of_a_partition_are_on_their_way_and_the_next_ones_wait(bench: Buff
     assert bench.buffer.bytes == 0
 
 
-def test_what_comes_while_others_wait_goes_behind_them(bench: BufferBench) -> None:
+def test_new_records_queue_up_behind_waiting_ones(bench: BufferBench) -> None:
     values = numbers(0, 40)
     for value in values:
         bench.give(value)
@@ -105,25 +105,25 @@ def test_partitions_do_not_wait_for_each_other(bench: BufferBench) -> None:
 def test_a_batch_at_a_time(bench: BufferBench) -> None:
     bench.give(*[b"x" * (BATCH_BYTES // 4)] * (AT_ONCE + 8))
     bench.library.deliver(1)
-    assert len(bench.sent()) == AT_ONCE + 3  # four are above it with what a record costs besides
+    assert len(bench.sent()) == AT_ONCE + 3  # four exceed it with a record's overhead
     bench.give(*[b"y" * (2 * BATCH_BYTES)] * (AT_ONCE + 1), partition=1)
     assert len(bench.sent(1)) == AT_ONCE
     bench.deliver_all()
     assert len(bench.sent(1)) == AT_ONCE + 1  # more than a batch, and alone in it
 
 
-def test_acked_is_called_once_for_each_also_for_what_is_lost(bench: BufferBench) -> None:
+def test_acked_is_called_once_for_each_record_also_for_lost_ones(bench: BufferBench) -> None:
     bench.library.refuses = {b"6"}
     bench.give(*numbers(0, 8))
     bench.library.deliver(1, KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    assert sorted(bench.ended) == [b"0", b"6"]  # the library did not take it when it was its turn
+    assert sorted(bench.ended) == [b"0", b"6"]  # the library refused it when it was its turn
     assert bench.failed == ["t", "t"]
     bench.library.deliver(8)
     assert sorted(bench.ended) == numbers(0, 8)
     assert bench.buffer.flush(0)
 
 
-def test_what_the_library_refuses_at_once_is_not_counted(bench: BufferBench) -> None:
+def test_records_refused_at_once_are_not_counted(bench: BufferBench) -> None:
     bench.library.refuses = {b"no"}
     with pytest.raises(KafkaException):
         bench.give(b"no")
@@ -132,7 +132,7 @@ def test_what_the_library_refuses_at_once_is_not_counted(bench: BufferBench) -> 
     assert bench.sent() == [b"yes"]
 
 
-def test_too_large_is_said_at_once_also_where_it_would_wait(bench: BufferBench) -> None:
+def test_a_too_large_record_is_refused_at_once_even_if_it_would_wait(bench: BufferBench) -> None:
     bench.give(*numbers(0, AT_ONCE))
     with pytest.raises(Rejected) as refused:
         bench.give(b"x" * bounds.MESSAGE_BYTES_MAX)
@@ -140,7 +140,7 @@ def test_too_large_is_said_at_once_also_where_it_would_wait(bench: BufferBench) 
     assert bench.buffer.records == AT_ONCE
 
 
-def test_no_room(bench: BufferBench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_buffer_is_reported(bench: BufferBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "BUFFER_RECORDS_MAX", 8)
     assert bench.give(*numbers(0, 8))
     assert not bench.give(b"8")
@@ -151,10 +151,12 @@ def test_no_room(bench: BufferBench, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bench.sent() == [*numbers(0, 8), b"9"]
 
 
-def test_giving_up_ends_what_waits_and_what_is_on_its_way(bench: BufferBench) -> None:
+def test_abandoning_the_buffer_fails_waiting_records_and_those_in_flight(
+    bench: BufferBench,
+) -> None:
     bench.give(*numbers(0, 8))
     assert bench.buffer.give_up() == 8
     assert sorted(bench.ended) == numbers(0, 8)
     assert bench.sent() == numbers(0, AT_ONCE)
-    assert bench.failed == []  # who closes knows it
+    assert bench.failed == []  # the closing caller gets the errors
     assert bench.buffer.flush(0)

@@ -1,4 +1,5 @@
-"""P2, P5, P6, P7 from the producer's side: what is lost on the way, and what is known of it."""
+"""P2, P5, P6, P7 from the producer's side: records lost in transit, and the producer's knowledge of
+them."""
 
 import inspect
 import random
@@ -15,8 +16,8 @@ from lakequeue.protocol import ConfigError, NotConnected, Timeout, WindowFull
 from rules.harness import Bench, drain
 
 
-def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
-    """A message is lost on the way to the engine, another's receipt on the way back."""
+def test_P2_a_message_is_repeated_after_pub_ack_time_and_stored_once() -> None:
+    """A message is lost in transit to the engine, another's receipt on the way back."""
     bench = Threaded()
     wire, producer = bench.wire, bench.connection.producer(pub_ack_time="300ms")
     lost = iter([True])
@@ -32,7 +33,7 @@ def test_P2_sent_again_after_pub_ack_time_and_stored_once() -> None:
     assert bench.stored() == [b'"a"', b'"b"', b'"c"']
 
 
-def test_P2_P1_half_is_lost_and_nothing_is_lost_or_doubled() -> None:
+def test_P2_P1_with_half_of_the_records_lost_nothing_is_lost_or_doubled() -> None:
     bench = Threaded()
     wire, producer = bench.wire, bench.connection.producer(window=50, pub_ack_time="50ms")
     chance = random.Random(1)
@@ -41,7 +42,7 @@ def test_P2_P1_half_is_lost_and_nothing_is_lost_or_doubled() -> None:
     futures = [producer.send_async("orders", b"%d" % n) for n in range(100)]
     producer.flush(60)
     ids = [f.result().message_id for f in futures]
-    known = [i for i in ids if i is not None]  # of the newest 64 runs: see P1
+    known = [i for i in ids if i is not None]  # of the newest 64 batches: see P1
     assert len(set(known)) == len(known) >= 64
     assert sorted(map(int, bench.stored())) == list(range(100))
 
@@ -73,8 +74,8 @@ def test_P5_send_waits_while_the_window_is_full_or_raises_by_choice(on_full: str
     assert producer.send("orders", b"{}").sequence == (5 if on_full == "wait" else 4)
 
 
-def test_P5_the_window_holds_for_all_threads_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One answer made room for every thread that waited."""
+def test_P5_the_window_is_shared_by_all_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer made room for every waiting thread."""
     bench = Threaded()
     producer, number, in_flight = bench.connection.producer(window=2), Window.number, []
 
@@ -96,7 +97,7 @@ def test_P5_the_window_holds_for_all_threads_together(monkeypatch: pytest.Monkey
     assert (len(in_flight), max(in_flight)) == (1_600, 2)
 
 
-def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
+def test_P5_messages_without_acknowledgement_do_not_fill_the_window() -> None:
     """P6: NON_PERSISTENT has no answer to wait for."""
     bench = Threaded()
     options = {"on_full": "raise", "delivery_mode": "non_persistent"}
@@ -107,11 +108,11 @@ def test_P5_what_is_not_acknowledged_does_not_fill_the_window() -> None:
     wait_for(lambda: len(bench.stored()) == 10)
 
 
-# ---------------------------------------------------------------- what is known after a failure
+# ---------------------------------------------------------------- after a failure
 
 
 def test_P6_unacknowledged_after_a_failure() -> None:
-    """The engine is away; the producer closes; the list stays, and whoever waits is told."""
+    """The engine is away; the producer closes; the list stays, and waiting calls get an error."""
     bench = Threaded()
     producer = bench.connection.producer(delivery_mode="persistent_groupack", group_ack=10)
     assert producer.send("orders", b'"stored"').sequence == 1
@@ -130,8 +131,8 @@ def test_P6_unacknowledged_after_a_failure() -> None:
     assert bench.stored() == [b'"stored"']
 
 
-def test_P6_P1_what_was_unknown_is_sent_again_by_the_next_process() -> None:
-    """The same producer id and sequences: what had been stored is not stored twice."""
+def test_P6_P1_the_next_process_repeats_unacknowledged_messages() -> None:
+    """The same producer id and sequences: stored messages are not stored twice."""
     bench = Threaded()
     producer = bench.connection.producer(producer_id="till-7")
     bench.wire.lose_received = bench.wire.lose_receipts

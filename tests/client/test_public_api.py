@@ -1,4 +1,4 @@
-"""Everything an application can import or call is typed and documented."""
+"""Everything that an application can import or call is typed and documented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import lakequeue
 import pytest
 from lakequeue import aio
 
-# A docstring may leave its arguments to another one: "Arguments as for `send`".
+# A docstring may refer to another one: "Arguments as for `send`".
 ELSEWHERE = re.compile(r"\b(as|as for|as set by|like|options of|[Ss]ee) `")
 
 
@@ -37,7 +37,7 @@ NAMES = dict(public())
 
 
 def arguments(found: Any) -> list[inspect.Parameter]:
-    """What a caller passes."""
+    """The arguments of a caller."""
     called = found.__init__ if inspect.isclass(found) else found
     if not inspect.isfunction(inspect.unwrap(called)):
         return []
@@ -52,7 +52,7 @@ def test_the_public_names_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_public_name_says_what_it_does(name: str) -> None:
+def test_every_public_name_has_a_docstring(name: str) -> None:
     text = inspect.getdoc(NAMES[name]) or ""
     assert len(text.split()) >= 3, f"{name} has no docstring"
     assert not re.search(r"\b(TODO|FIXME)\b", text)
@@ -67,19 +67,19 @@ def test_arguments_are_typed(name: str) -> None:
         assert inspect.signature(found).return_annotation is not inspect.Signature.empty
 
 
-# No application makes these itself.
+# Applications do not create these.
 MADE_BY = {"Admin", "Message"}
 
 
 @pytest.mark.parametrize("name", ["Producer", "Consumer", "Admin", "connect", "Message"])
-def test_arguments_are_explained(name: str) -> None:
-    """Options of these are named in the docstring, or it says whose options they are."""
+def test_arguments_are_documented(name: str) -> None:
+    """The docstring names each option, or the object whose options they are."""
     found = {name: getattr(lakequeue, name)} if name not in MADE_BY else {}
     prefix = f"lakequeue.{name}."
     found |= {full: member for full, member in NAMES.items() if full.startswith(prefix)}
     for which, member in found.items():
         text = inspect.getdoc(member) or ""
-        internal = "Called by the" in text  # the session or the consumer calls it
+        internal = "Called by the" in text  # called by the session or the consumer
         if internal or ELSEWHERE.search(text) or isinstance(member, property):
             continue
         names = {p.name for p in arguments(member)} - {"queue", "name", "session"}

@@ -1,5 +1,6 @@
-"""P7, L12: what a publisher may say. What the engine could not read it does not answer, so it is
-refused before it is in the window; a producer's own options when the producer is made."""
+"""P7, L12: a publisher's options. The engine does not answer what it cannot read, so the client
+refuses it before the message enters the window; a producer's own options when the producer is
+created."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -75,7 +76,7 @@ OF_A_PRODUCER: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("says", "options"), OPTIONS + OF_A_MESSAGE)
-def test_P7_refused_before_it_is_in_the_window(
+def test_P7_a_wrong_option_is_refused_before_the_message_enters_the_window(
     bench: Bench, says: str, options: dict[str, Any]
 ) -> None:
     sent = {"destination": "orders", "payload": b"{}"} | options
@@ -88,7 +89,7 @@ def test_P7_refused_before_it_is_in_the_window(
 
 
 @pytest.mark.parametrize(("says", "options"), OPTIONS + OF_A_PRODUCER)
-def test_P7_a_producers_options_when_it_is_made(
+def test_P7_a_producers_options_are_checked_when_it_is_created(
     bench: Bench, says: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -96,7 +97,7 @@ def test_P7_a_producers_options_when_it_is_made(
     bench.connection.close()
 
 
-def test_P7_a_message_of_a_producer_whose_ttl_is_shorter_than_its_delay(bench: Bench) -> None:
+def test_P7_a_ttl_shorter_than_the_delay_is_refused(bench: Bench) -> None:
     producer = bench.connection.producer(ttl="1h")
     with pytest.raises(ConfigError, match="delay: "):
         producer.send("orders", b"{}", delay="2h")
@@ -108,14 +109,14 @@ def test_P7_a_message_of_a_producer_whose_ttl_is_shorter_than_its_delay(bench: B
     "moment",
     ["0001-01-01T00:00:00Z", YEAR_0, "1969-12-31T23:59:59Z", datetime(1970, 1, 1, tzinfo=UTC)],
 )
-def test_L12_a_time_that_is_over_means_now(bench: Bench, moment: Any) -> None:
+def test_L12_a_past_delivery_time_means_now(bench: Bench, moment: Any) -> None:
     consumer = bench.consumer()
     bench.producer.send("orders", b"{}", deliver_at=moment)
     assert len(drain(consumer)) == 1
 
 
 @pytest.mark.parametrize("moment", ["9999-12-31T23:59:59.999999Z", YEAR_9999, "9999-01-01T00:00Z"])
-def test_L12_the_farthest_time_there_is(bench: Bench, moment: Any) -> None:
+def test_L12_the_latest_possible_delivery_time(bench: Bench, moment: Any) -> None:
     bench.producer.send("orders", b"{}", deliver_at=moment)
     (message,) = bench.admin.browse("orders")
     assert (message.state, message.ready_at.year) == ("delayed", 9999)
@@ -128,10 +129,10 @@ def test_L12_the_farthest_time_there_is(bench: Bench, moment: Any) -> None:
         ({"deliver_at": timedelta(seconds=3)}, 3), ({}, 10),
     ],
 )  # fmt: skip
-def test_P7_L12_a_delay_counts_from_each_send_and_a_message_says_otherwise(
+def test_P7_L12_a_delay_counts_from_each_send_and_a_message_may_override_it(
     bench: Bench, options: dict[str, Any], seconds: int
 ) -> None:
-    """A delay is said as such, so the client's clock does not matter."""
+    """A delay is sent as a delay, so the client's clock does not matter."""
     producer, consumer = bench.connection.producer(delay="10s"), bench.consumer()
     for _ in range(2):
         given = dict(options)
@@ -147,7 +148,7 @@ def test_P7_L12_a_delay_counts_from_each_send_and_a_message_says_otherwise(
         assert len(drain(consumer)) == 1
 
 
-def test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message() -> None:
+def test_L12_X4_a_delay_and_a_ttl_count_from_kafkas_timestamp() -> None:
     """The record's time is Kafka's; this machine's clock is ten minutes ahead of it."""
     steps = Steps()
     steps.run([define(), subscribe("s")])
@@ -162,7 +163,7 @@ def test_L12_X4_a_delay_and_a_ttl_count_from_when_kafka_took_the_message() -> No
     assert described(steps)["expired"] == 1
 
 
-def test_P2_one_odd_message_among_many_is_told_and_holds_up_none() -> None:
+def test_P2_one_bad_message_among_many_is_reported_and_delays_none() -> None:
     bench = Threaded(message_type="binary")
     producer = bench.connection.producer(window=1_000, pub_ack_time="1m")
     sent = []

@@ -21,7 +21,7 @@ def run(pytester: pytest.Pytester):
     return run
 
 
-def test_each_test_has_an_engine_of_its_own_and_a_clock_that_moves_when_told_to(run) -> None:
+def test_each_test_has_its_own_engine_and_clock(run) -> None:
     run(
         """
         import lakequeue as package
@@ -53,7 +53,7 @@ def test_each_test_has_an_engine_of_its_own_and_a_clock_that_moves_when_told_to(
         ("", {"passed": 1}),
     ],
 )
-def test_it_fails_if_something_is_left_when_asked_to(run, ask: str, outcome: dict) -> None:
+def test_a_test_can_fail_on_leftover_messages(run, ask: str, outcome: dict) -> None:
     result = run(
         f"""
         import pytest
@@ -75,7 +75,7 @@ def test_it_fails_if_something_is_left_when_asked_to(run, ask: str, outcome: dic
         )
 
 
-def test_what_is_acknowledged_is_not_left(run) -> None:
+def test_acknowledged_messages_are_not_left_over(run) -> None:
     run(
         """
         import pytest
@@ -95,7 +95,7 @@ def test_what_is_acknowledged_is_not_left(run) -> None:
                 lakequeue.unacknowledged("nowhere")
 
         @pytest.mark.lakequeue(confg={})
-        def test_a_typing_error_is_heard(lakequeue):
+        def test_a_mistyped_option_is_reported(lakequeue):
             pass
         """
     ).assert_outcomes(passed=2, errors=1)

@@ -1,4 +1,5 @@
-"""P3, P6, S4: what was not stored is said, in every mode: refused, discarded, too large."""
+"""P3, P6, S4: messages that were not stored are reported in every mode: refused, discarded, too
+large."""
 
 from typing import Any
 
@@ -17,14 +18,14 @@ def held() -> Threaded:
 
 
 def send_unheard(bench: Threaded, producer: Any, *payloads: str, to: str = "orders") -> None:
-    """The sends return before the engine's answers are heard."""
+    """The sends return before the engine's answers are read."""
     bench.wire.let_go.clear()
     for payload in payloads:
         assert producer.send(to, payload).message_id is None
     bench.wire.let_go.set()
 
 
-def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush(held: Threaded) -> None:
+def test_P3_P6_flush_raises_a_late_refusal(held: Threaded) -> None:
     producer = held.connection.producer(**GROUPACK)
     send_unheard(held, producer, "small", "far too large", "fine", "much too large too")
     with pytest.raises(Rejected, match="message_too_large: 1 more were refused") as error:
@@ -35,7 +36,7 @@ def test_P3_P6_what_is_refused_after_send_returned_is_raised_by_flush(held: Thre
     assert producer.unacknowledged() == []
 
 
-def test_P3_P6_and_by_close(held: Threaded) -> None:
+def test_P3_P6_close_raises_a_late_refusal(held: Threaded) -> None:
     producer = held.connection.producer(**GROUPACK)
     send_unheard(held, producer, "x", to="nowhere")
     with pytest.raises(Rejected, match=r"no_matching_destination: .*nowhere.* – check the name"):
@@ -43,7 +44,7 @@ def test_P3_P6_and_by_close(held: Threaded) -> None:
     assert producer.unacknowledged() == [b"x"]
 
 
-def test_P6_a_connection_that_closes_closes_all_and_then_says_it(held: Threaded) -> None:
+def test_P6_closing_a_connection_closes_everything_and_then_raises(held: Threaded) -> None:
     first, second = (held.connection.producer(**GROUPACK) for _ in range(2))
     held.wire.let_go.clear()
     first.send("orders", "far too large")
@@ -56,7 +57,7 @@ def test_P6_a_connection_that_closes_closes_all_and_then_says_it(held: Threaded)
     assert held.stored() == [b"fine", b"gathered"]
 
 
-def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes(held: Threaded) -> None:
+def test_P6_unacknowledged_lists_messages_in_order_before_a_flush(held: Threaded) -> None:
     producer = held.connection.producer(**GROUPACK)
     send_unheard(held, producer, "far too large")
     wait_for(lambda: not producer._waiting())
@@ -69,7 +70,7 @@ def test_P6_unacknowledged_has_them_in_order_before_anybody_flushes(held: Thread
         producer.flush(10)
 
 
-def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
+def test_P6_a_refusal_is_raised_only_by_the_future_if_it_was_used() -> None:
     producer = Threaded(**SMALL).connection.producer(**GROUPACK)
     future = producer.send_async("orders", "far too large")
     with pytest.raises(Rejected):
@@ -78,7 +79,7 @@ def test_P6_who_has_the_future_is_told_by_it_alone() -> None:
     assert producer.unacknowledged() == []
 
 
-def test_P6_no_more_are_kept_than_the_window_holds(
+def test_P6_kept_refusals_are_bounded_by_the_window(
     held: Threaded, caplog: pytest.LogCaptureFixture
 ) -> None:
     producer = held.connection.producer(window=3, **GROUPACK | {"group_ack": 1})
@@ -91,7 +92,7 @@ def test_P6_no_more_are_kept_than_the_window_holds(
         producer.flush(10)
 
 
-def test_P6_a_refusal_that_is_known_at_once_is_raised_by_send(bench: Bench) -> None:
+def test_P6_send_raises_an_immediate_refusal(bench: Bench) -> None:
     producer = bench.connection.producer(**GROUPACK)
     with pytest.raises(Rejected):
         producer.send("nowhere", b"{}")
@@ -109,7 +110,7 @@ class Small(Wire):
 
 
 @pytest.mark.parametrize("mode", ["persistent", "persistent_groupack", "non_persistent"])
-def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str) -> None:
+def test_P6_a_message_too_large_for_kafka_raises_and_leaves_nothing(mode: str) -> None:
     bench = Threaded(Small, message_type="text")
     producer = bench.connection.producer(delivery_mode=mode)
     producer.send("orders", "one")
@@ -117,7 +118,7 @@ def test_P6_what_kafka_cannot_take_is_raised_and_leaves_nothing_behind(mode: str
         producer.send("orders", "x" * 21, key="k")
     assert producer.unacknowledged() in ([], [b"one"])
     receipt = producer.send("orders", "two")
-    assert receipt.sequence == (0 if mode == "non_persistent" else 2), "no number is left out"
+    assert receipt.sequence == (0 if mode == "non_persistent" else 2), "a sequence is missing"
     producer.flush(10)
     assert bench.stored() == [b"one", b"two"]
 
@@ -130,7 +131,7 @@ def said(receipt: Any) -> tuple[bool, str | None, str | None, str | None]:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, bench: Bench) -> None:
+def test_S4_the_receipt_reports_a_discard(threaded: bool, bench: Bench) -> None:
     connection = connect(bench.engine)[0] if threaded else bench.connection
     producer = connection.producer()
     bench.admin.shutdown("orders", ingress=True)
@@ -141,7 +142,7 @@ def test_S4_the_receipt_says_that_it_was_discarded(threaded: bool, bench: Bench)
     assert said(producer.send("orders", b"{}")) == (False, None, None, "1")
 
 
-def test_S4_each_message_of_a_run_is_told_of() -> None:
+def test_S4_each_discarded_message_of_a_batch_is_reported() -> None:
     producer = Threaded(max_spool_messages=3, reject_msg_to_sender_on_discard="never").producer
     sent = [producer.send_async("orders", f"{n}") for n in range(8)]
     producer.flush(10)

@@ -1,6 +1,6 @@
-"""C3: a session that was given up is taken up again by the client, once; nothing stays behind.
+"""C3: a client resumes a lost session, once, and leaves nothing behind.
 
-L5: what was prefetched and never handed over returns untouched, which is no attempt.
+L5: prefetched messages that were never handed over return unread, which counts no attempt.
 """
 
 import os
@@ -18,20 +18,20 @@ from rules.harness import Bench, drain, ids
 
 
 def subscriptions(bench: Bench) -> list[str]:
-    """What the engine has, as another client sees it."""
+    """The engine's subscriptions, as another client sees them."""
     look, _ = connect(bench.engine, "look")
     return [c["subscription"] for c in look.admin().describe("orders")["consumers"]]
 
 
 def next_one_only(bench: Threaded) -> None:
-    """No consumer stayed behind: the next one is the only one, and receives."""
+    """No consumer was left behind: the next one is the only one, and receives."""
     bench.send(b"1")
     consumer = bench.consumer()
     assert subscriptions(bench) == [consumer.subscription]
     assert consumer.receive(timeout=10).payload == b"1"
 
 
-def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
+def test_C3_a_client_with_a_lost_session_subscribes_again() -> None:
     bench = Threaded(system={"heartbeat_timeout": "300ms"})
     consumer = bench.consumer()
     first = consumer.subscription
@@ -45,8 +45,8 @@ def test_C3_who_was_given_up_subscribes_again_and_receives() -> None:
     message.ack()
 
 
-def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
-    """Both heartbeats were on their way before the first answer came."""
+def test_C3_two_reports_of_a_lost_session_make_one_subscription() -> None:
+    """Both heartbeats were sent before the first answer came."""
     bench = Threaded(Held, system={"heartbeat_timeout": "10m"})
     consumer = bench.consumer()
     bench.wire.let_go.clear()
@@ -62,7 +62,7 @@ def test_C3_two_answers_that_it_is_lost_make_one_subscription() -> None:
     assert consumer.receive(timeout=10).payload == b"1"
 
 
-def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
+def test_C3_a_failed_consumer_leaves_nothing() -> None:
     bench = Threaded()
     with pytest.raises(ConfigError, match="there is no such queue"):
         bench.consumer("nowhere")
@@ -72,7 +72,7 @@ def test_C3_a_consumer_that_could_not_be_made_leaves_nothing() -> None:
     assert bench.wire.said("heartbeat") == []
 
 
-def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
+def test_C3_a_closed_consumer_does_not_resubscribe() -> None:
     bench = Threaded()
     consumer = bench.consumer()
     consumer.close()
@@ -80,8 +80,8 @@ def test_C3_who_was_closed_meanwhile_is_not_bound_again() -> None:
     assert subscriptions(bench) == []
 
 
-def test_C3_who_is_closed_while_it_is_bound_again_keeps_nothing() -> None:
-    """It kept its backlog of messages away from others until the connection was closed."""
+def test_C3_a_consumer_closed_during_its_resubscription_keeps_nothing() -> None:
+    """It kept its backlog of messages from others until the connection was closed."""
     bench = Threaded(Held)
     consumer = bench.consumer(backlog=5)
     bench.send(b"1")
@@ -98,7 +98,7 @@ def test_C3_who_is_closed_while_it_is_bound_again_keeps_nothing() -> None:
     next_one_only(bench)
 
 
-def test_B3_a_backlog_that_changes_while_it_is_bound_again_is_kept() -> None:
+def test_B3_a_backlog_changed_during_a_resubscription_holds() -> None:
     """A consumer with backlog 0 was never served again."""
     bench = Threaded(Held)
     consumer = bench.consumer(backlog=0)
@@ -119,8 +119,8 @@ def test_B3_a_backlog_that_changes_while_it_is_bound_again_is_kept() -> None:
 def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The engine subscribes it later than its client waits, and the session lives on: nothing may
-    be leased to a consumer that is not there."""
+    """The engine subscribes it after its client has given up, and the session lives on: no message
+    may be leased to a consumer that does not exist."""
     monkeypatch.setattr(broker_requests, "REQUEST_TIMEOUT_S", 0.2)
     bench = Threaded()
     bench.wire.lose_received = lambda record: True
@@ -131,10 +131,10 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     next_one_only(bench)
 
 
-def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
+def test_C3_an_interrupted_consumer_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Ctrl-C in a shell, whose connection lives on."""
+    """Ctrl-C in a shell whose connection stays open."""
     bench = Threaded()
     wait = bench.connection.wait
 
@@ -151,7 +151,7 @@ def test_C3_a_consumer_that_was_interrupted_while_it_was_made_leaves_nothing(
 
 
 def test_a_forked_child_is_refused_at_once() -> None:
-    """receive() would otherwise wait for a thread that is not there."""
+    """receive() would otherwise wait for a thread that does not exist."""
     bench = Threaded()
     consumer = bench.consumer()
     bench.send()
@@ -176,7 +176,7 @@ def test_a_forked_child_is_refused_at_once() -> None:
     assert bench.seen()["depth"] == 0
 
 
-# ---------------------------------------------------------------- what returns untouched
+# ---------------------------------------------------------------- unread messages
 
 
 def test_L5_nothing_is_dead_lettered_with_the_shipped_configuration() -> None:
@@ -194,7 +194,7 @@ def test_L5_nothing_is_dead_lettered_with_the_shipped_configuration() -> None:
         assert {m.delivery_count for m in admin.browse("orders", limit=200)} == {0}
 
 
-def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:
+def test_L5_a_returned_unread_message_counts_no_attempt(empty: Bench) -> None:
     empty.define(max_deliveries=1, max_per_subscription_backlog=100)
     sent = [empty.send({"n": n}) for n in range(3)]
     with empty.consumer(backlog=3) as consumer:
@@ -206,7 +206,7 @@ def test_L5_what_is_put_back_was_no_attempt(empty: Bench) -> None:
         assert [m.delivery_count for m in again] == [1, 1, 1]
 
 
-def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
+def test_L5_messages_in_flight_at_the_close_return_unread() -> None:
     bench = Threaded(Held)
     consumer = bench.consumer()
     bench.wire.let_go.clear()
@@ -223,8 +223,8 @@ def test_L5_what_is_on_its_way_at_the_close_returns_untouched_too() -> None:
     assert {m.delivery_count for m in admin.browse("orders")} == {0}
 
 
-def test_L5_consumers_of_an_engine_that_is_away_close_soon() -> None:
-    """They wait once, not each."""
+def test_L5_consumers_of_an_unreachable_engine_close_soon() -> None:
+    """They wait once together, not once each."""
     bench = Threaded(Held)
     for _ in range(5):
         bench.consumer()

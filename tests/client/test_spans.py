@@ -1,5 +1,5 @@
-"""OpenTelemetry: `traceparent` is carried through, and a span for each delivery links to its
-publish. The spans are kept in memory."""
+"""OpenTelemetry: `traceparent` is kept, and a span for each delivery links to its publish. The
+spans are kept in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CONFIG = {
 
 
 class Traced:
-    """A connection in memory, and the spans that ended."""
+    """A connection in memory, and its ended spans."""
 
     def __init__(self) -> None:
         self.provider, self.kept = TracerProvider(), InMemorySpanExporter()
@@ -40,7 +40,7 @@ class Traced:
         return [span for span in self.kept.get_finished_spans() if span.kind == kind]
 
     def deliver(self, parent: str) -> ReadableSpan:
-        """The span of a delivery of a message that came with this traceparent."""
+        """The span of a delivery of a message with this traceparent."""
         headers: dict[str, str | bytes] = {"traceparent": parent}
         self.send("orders", b"x", headers=headers)
         with self.connection.consumer("orders") as consumer:
@@ -62,7 +62,7 @@ def attributes(spans: list[ReadableSpan], name: str) -> list[Any]:
     return [span.attributes[name] for span in spans]
 
 
-def test_a_traceparent_is_carried_through_without_the_extra() -> None:
+def test_a_traceparent_is_kept_without_the_extra() -> None:
     """Byte for byte, also through the dead message queue and a redrive."""
     with lakequeue.connect("memory://", config=CONFIG) as connection:
         headers: dict[str, str | bytes] = {"traceparent": PARENT, "tracestate": "vendor=1"}
@@ -82,7 +82,7 @@ def test_each_delivery_links_to_the_publish(traced: Traced) -> None:
     with traced.connection.consumer("orders", ack_mode="individual") as consumer:
         first = consumer.receive(timeout=0)
         assert first is not None
-        assert traced.spans() == []  # it is under way
+        assert traced.spans() == []  # it is in progress
         first.cancel()
         consumer.receive(timeout=0).ack()
     (publish,) = traced.spans(SpanKind.PRODUCER)
@@ -99,14 +99,14 @@ def test_each_delivery_links_to_the_publish(traced: Traced) -> None:
     assert attributes(deliveries, "lakequeue.delivery_count") == [1, 2]
 
 
-def test_what_began_elsewhere_is_passed_on(traced: Traced) -> None:
-    """A message that has a traceparent keeps it; its deliveries link to that."""
+def test_a_foreign_traceparent_is_kept(traced: Traced) -> None:
+    """A message with a traceparent keeps it; its deliveries link to that."""
     span = traced.deliver(PARENT)
     assert f"{span.links[0].context.span_id:016x}" == PARENT.split("-")[2]
 
 
 @pytest.mark.parametrize("parent", ["", "nonsense", "00-0-0-0", "\x00" * 20, "é"])
-def test_what_is_no_trace_context_links_to_nothing(traced: Traced, parent: str) -> None:
+def test_an_invalid_trace_context_links_to_nothing(traced: Traced, parent: str) -> None:
     assert traced.deliver(parent).links == ()
 
 
@@ -121,7 +121,7 @@ def test_spans_of_a_callback_are_children_of_the_delivery(traced: Traced) -> Non
 
 
 def test_every_span_ends(traced: Traced) -> None:
-    """Of a message that is removed on send, one whose lease ended, and one that a close returns."""
+    """Spans of a message removed on send, one whose lease ended, and one returned by a close."""
     for queue in ("once", "orders", "orders"):
         traced.send(queue, b"x")
     once = traced.connection.consumer("once")
@@ -137,7 +137,7 @@ def test_every_span_ends(traced: Traced) -> None:
     assert attributes(traced.spans(), "lakequeue.outcome") == ["removed", "lost", "lost"]
 
 
-def test_without_its_packages_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     with lakequeue.connect("memory://") as connection:
         with pytest.raises(lakequeue.ConfigError, match="opentelemetry is missing"):

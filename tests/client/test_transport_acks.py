@@ -1,4 +1,4 @@
-"""C1, C2: what has arrived is said, what has not is sent again, and nothing is shown twice."""
+"""C1, C2: arrivals are confirmed, missing deliveries are repeated, and none is seen twice."""
 
 import random
 import time
@@ -19,7 +19,7 @@ INBOX = "default.deliveries"
 
 
 class Plain:
-    """A client that speaks the protocol: it sees each record, and acks as the test says."""
+    """A client on the wire: it sees each record, and confirms when the test tells it to."""
 
     def __init__(self, bench: Bench, **more: Any) -> None:
         self.bench, self._box = bench, bench.engine.open_inbox(INBOX)
@@ -34,7 +34,7 @@ class Plain:
             self.bench.connection.command(command)
 
     def records(self) -> list[Deliveries]:
-        """What has come since the last look."""
+        """The records since the last call."""
         found = []
         while self._box:
             record = self._box.popleft()
@@ -46,7 +46,7 @@ class Plain:
         self.command(commands.TransportAck, received=received)
 
     def again_within(self, duration: str) -> list[int]:
-        """The ids of what comes meanwhile; what came before is passed over."""
+        """The ids of deliveries within this time; earlier ones are skipped."""
         self.records()
         self.bench.advance(duration)
         return [i for record in self.records() for i in record.ids]
@@ -57,7 +57,7 @@ def client(bench: Bench) -> Plain:
     return Plain(bench)
 
 
-def test_C2_sent_again_after_2_s(bench: Bench, client: Plain) -> None:
+def test_C2_an_unconfirmed_delivery_is_repeated_after_2_s(bench: Bench, client: Plain) -> None:
     bench.send()
     (first,) = client.records()
     assert (first.flow, first.again) == ([1, 1], False)
@@ -73,8 +73,8 @@ def test_C2_sent_again_after_2_s(bench: Bench, client: Plain) -> None:
     assert WAIT_MS == 2_000
 
 
-def test_C2_not_what_was_said_to_have_arrived(bench: Bench, client: Plain) -> None:
-    """Cumulative: one number for all up to it; only the rest comes again."""
+def test_C2_confirmed_deliveries_are_not_repeated(bench: Bench, client: Plain) -> None:
+    """Cumulative: one number for all up to it; only the others are repeated."""
     for n in range(3):
         bench.send({"n": n})
         bench.advance("100ms")
@@ -89,7 +89,7 @@ def test_C1_a_transport_ack_removes_nothing(bench: Bench, client: Plain) -> None
     assert (bench.seen()["depth"], bench.seen()["leased"]) == (1, 1)
 
 
-def test_C1_an_ack_of_the_application_carries_it(bench: Bench, client: Plain) -> None:
+def test_C1_an_applications_ack_carries_the_transport_ack(bench: Bench, client: Plain) -> None:
     for n in range(3):
         bench.send({"n": n})
     client.command(commands.Ack, ids="2", received=3)
@@ -106,8 +106,8 @@ def test_C2_each_repetition_waits_twice_as_long(bench: Bench, client: Plain) -> 
     assert waits == [2, 4, 8, 16, 32, 60]
 
 
-def test_C2_a_slow_engine_is_not_asked_to_do_more(bench: Bench, client: Plain) -> None:
-    """It waits twice the time that the last confirmation took."""
+def test_C2_a_slow_engine_repeats_later(bench: Bench, client: Plain) -> None:
+    """It waits twice the time of the last confirmation."""
     bench.send()
     bench.advance("1900ms")
     client.say(1)
@@ -116,8 +116,8 @@ def test_C2_a_slow_engine_is_not_asked_to_do_more(bench: Bench, client: Plain) -
     assert client.again_within("1ms") == [2]
 
 
-def test_C2_only_what_is_still_held(empty: Bench) -> None:
-    """Acknowledged, canceled, expired or taken by another: it does not come again."""
+def test_C2_only_leased_messages_are_repeated(empty: Bench) -> None:
+    """Acknowledged, canceled, expired or taken by another: such a message is not repeated."""
     empty.define(max_per_subscription_backlog=100, max_cancels=9)
     client = Plain(empty)
     for n in range(4):
@@ -127,7 +127,7 @@ def test_C2_only_what_is_still_held(empty: Bench) -> None:
     assert client.again_within("2s") == [4]
 
 
-def test_C2_the_lease_goes_on_as_it_was(empty: Bench) -> None:
+def test_C2_a_repetition_keeps_the_lease(empty: Bench) -> None:
     empty.define(lease_period="3s", max_per_subscription_backlog=100)
     client = Plain(empty)
     empty.send()
@@ -151,7 +151,7 @@ def test_C2_the_lease_goes_on_as_it_was(empty: Bench) -> None:
         pytest.param({"barrier_expression": "/b = 1"}, {}, id="O3 a barrier"),
     ],
 )
-def test_C2_L2_O3_what_is_not_sent_again(
+def test_C2_L2_O3_deliveries_that_are_never_repeated(
     empty: Bench, queue: dict[str, Any], options: dict[str, Any]
 ) -> None:
     empty.define(max_per_subscription_backlog=100, **queue)
@@ -164,7 +164,7 @@ def test_C2_L2_O3_what_is_not_sent_again(
 
 
 def test_C2_the_entries_are_bounded() -> None:
-    """Nothing per message, and little per step: the state is hardly larger than that of a consumer
+    """Nothing per message, and little per step: the state is hardly larger than for a consumer
     without transport acks."""
     sizes = []
     for acks in (True, False):
@@ -193,8 +193,8 @@ def test_C1_arrivals_are_cumulative_and_stop_at_a_gap() -> None:
     assert take(arrivals, 1, 1, 10) == 0  # the same once more
     assert take(arrivals, 1, 21, 5) == 0  # 11 to 20 are missing
     assert take(arrivals, 1, 11, 10) == 20
-    assert take(arrivals, 26, 26, 15) == 40  # sent again from 26 on; 21 to 25 do not come
-    assert take(arrivals, 41, 44, 2) == 0  # what was sent again from 41 on is missing
+    assert take(arrivals, 26, 26, 15) == 40  # repeated from 26 on; 21 to 25 are missing
+    assert take(arrivals, 41, 44, 2) == 0  # the repetitions from 41 on are missing
     assert take(arrivals, 41, 41, 3) == 43
 
 
@@ -219,7 +219,7 @@ def test_C1_one_small_command_for_many_messages() -> None:
     assert len(bench.wire.said("transport_ack")) <= 2 + time.monotonic() - started
 
 
-def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
+def test_C1_quick_acks_need_no_extra_transport_ack() -> None:
     bench = Threaded()
     consumer = bench.consumer(backlog=1)
     for _ in range(50):
@@ -230,7 +230,7 @@ def test_C1_who_acknowledges_quickly_says_nothing_extra() -> None:
     assert bench.wire.said("ack")[-1]["received"] == 50
 
 
-def test_C1_memory_says_it_too(bench: Bench) -> None:
+def test_C1_memory_sends_transport_acks_too(bench: Bench) -> None:
     consumer = bench.consumer(backlog=10)
     bench.send()
     bench.advance("10m")
@@ -239,7 +239,7 @@ def test_C1_memory_says_it_too(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_C2_losses_on_the_way_are_made_good_and_nothing_is_shown_twice(seed: int) -> None:
+def test_C2_lost_deliveries_are_repeated_and_none_is_seen_twice(seed: int) -> None:
     """Records of deliveries are lost at random; each delivery is seen exactly once all the same."""
     chance = random.Random(seed)
     bench = Threaded(system={"heartbeat_timeout": "1d"}, max_per_subscription_backlog=20)
@@ -262,13 +262,15 @@ def test_C2_losses_on_the_way_are_made_good_and_nothing_is_shown_twice(seed: int
                 message.cancel()
         if len(seen) == 60:
             break
-        bench.advance("500ms")  # the engine's time runs faster than the client's: no matter
+        bench.advance(
+            "500ms"
+        )  # the engine's time runs faster than the client's, which does not matter
     assert sorted(map(int, seen)) == list(range(1, 61))
     assert bench.seen()["counters"]["retransmitted"] > 0
 
 
-def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
-    """Even if the memory of what was seen has passed over it."""
+def test_C2_a_long_held_message_is_not_seen_twice(bench: Bench) -> None:
+    """Even after the memory of seen deliveries has moved past it."""
     consumer = bench.consumer(backlog=10)
     bench.send()
     (message,) = drain(consumer)
@@ -282,7 +284,7 @@ def test_C2_a_long_held_message_is_not_shown_twice(bench: Bench) -> None:
 def test_C2_a_larger_backlog_has_a_longer_memory(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As long as what may wait here unseen."""
+    """As long as the number of messages that may wait here unread."""
     monkeypatch.setattr(prefetch, "SEEN_MAX", 1)
     consumer = bench.consumer(backlog=1)
     consumer.set_max_backlog(10)
@@ -293,7 +295,7 @@ def test_C2_a_larger_backlog_has_a_longer_memory(
 
 
 def comes_again(consumer: Consumer, count: int) -> None:
-    """The engine sends its first deliveries again."""
+    """The engine repeats its first deliveries."""
     again = Deliveries("orders", consumer.subscription, "", 0, "batch", 0, again=True)
     again.ids = again.numbers = list(range(1, count + 1))
     again.counts, again.payloads, again.flow = [1] * count, [b"{}"] * count, (count + 1, count + 1)

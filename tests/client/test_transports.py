@@ -61,7 +61,7 @@ def make_topic(kafka: Any, partitions: int) -> str:
 
 
 def collect(transport: Transport, count: int, seconds: float = WAIT_SECONDS) -> list[Record]:
-    """Poll until ``count`` records are there or the time is up; then a little longer."""
+    """Poll until ``count`` records have come or the time is up; then a little longer."""
     found: list[Record] = []
     deadline = time.monotonic() + seconds
     while len(found) < count and time.monotonic() < deadline:
@@ -70,8 +70,8 @@ def collect(transport: Transport, count: int, seconds: float = WAIT_SECONDS) -> 
 
 
 def test_a_record_arrives_as_it_was_sent(kafka: Any, open_transport: Open, topic: str) -> None:
-    """A command goes to the partition of its broker. A foreign one may have no value, and headers
-    without any."""
+    """A command goes to its broker's partition. A foreign one may have no value, and headers
+    without a value."""
     transport = open_transport()
     assert transport.partitions(topic) == 4
     for partition in range(4):
@@ -101,7 +101,7 @@ def test_a_record_arrives_as_it_was_sent(kafka: Any, open_transport: Open, topic
     assert (record.key, record.value, record.headers) == (b"k", None, [("h", b"")])
 
 
-def test_order_within_a_partition_bounded_polls_and_several_threads(
+def test_partition_order_bounded_polls_and_several_threads(
     open_transport: Open, topic: str
 ) -> None:
     transport = open_transport()
@@ -137,16 +137,16 @@ def test_order_within_a_partition_bounded_polls_and_several_threads(
         assert mine == list(range(1_000))
 
 
-def test_it_listens_from_the_end_polls_as_long_as_asked_and_closed_refuses(
+def test_listening_starts_at_the_end_polls_have_a_timeout_and_a_closed_one_refuses(
     open_transport: Open, topic: str
 ) -> None:
     transport = open_transport()
     started = time.monotonic()
-    assert transport.poll(0.3) == []  # nothing to listen to yet
+    assert transport.poll(0.3) == []  # no partitions yet
     waited = time.monotonic() - started
     transport.publish(topic, b"before", None, [], 0)
     assert transport.flush(10)
-    transport.listen(topic, 0)  # nobody polls yet: the end is fixed all the same
+    transport.listen(topic, 0)  # no poll yet: the position is fixed all the same
     transport.publish(topic, b"after", None, [], 0)
     assert transport.flush(10)
     transport.listen(topic, 0)  # again: no gap, nothing twice
@@ -161,7 +161,7 @@ def test_it_listens_from_the_end_polls_as_long_as_asked_and_closed_refuses(
         transport.publish(topic, b"x", None, [], 0)
         assert transport.poll(5)
         delays.append(time.monotonic() - started)
-    assert sorted(delays)[10] < 2.5, "it waits for as long as it may"
+    assert sorted(delays)[10] < 2.5, "it did not wait for its full timeout"
     transport.close()
     transport.close()
     for call in (
@@ -225,10 +225,10 @@ def test_large_records(open_transport: Open, topic: str) -> None:
         assert records
         assert all(record.value == large for record in records)
         polls.append(len(records))
-    assert max(polls) <= 2  # 8 MB, and the record that goes over it
+    assert max(polls) <= 2  # 8 MB, and the record that exceeds them
 
 
-def test_a_consumer_that_stands_still_is_replaced(
+def test_a_stalled_consumer_is_replaced(
     kafka: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confluent, "_WATCH_SECONDS", 1.0)
@@ -245,15 +245,13 @@ def test_a_consumer_that_stands_still_is_replaced(
             ]
             consumer = transport._consumer
             assert consumer is not None
-            # What librdkafka did by itself after a restart of the broker, and once is enough.
+            # As librdkafka once did by itself after a restart of the broker, once only.
             consumer.pause(consumer.assignment())
         assert transport.poll(2.5) == []
-        assert transport._consumer is consumer  # nothing to read: no reason to replace it
+        assert transport._consumer is consumer  # no records to read: no reason to replace it
 
 
-def test_topics_that_are_not_there(
-    open_transport: Open, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_topics(open_transport: Open, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka_bounds, "FULL_SECONDS_MAX", 1.0)
     transport = open_transport()
     with pytest.raises(NotConnected, match="'nowhere' does not exist in Kafka at"):
@@ -265,11 +263,11 @@ def test_topics_that_are_not_there(
     with pytest.raises(NotConnected, match="'nowhere'"):  # noqa: PT012 – now, or with the next call
         transport.publish("nowhere", b"", None, [])
         transport.flush(20)
-    assert transport.flush(5)  # told once
+    assert transport.flush(5)  # reported once
 
 
 def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.Popen[str]:
-    """A fresh process: threads, exit and stderr are then as in an application."""
+    """A fresh process: threads, exit and stderr behave as in an application."""
     head = (
         "import logging, os, sys, time\n"
         "from lakequeue.client.kafka import open_kafka\n"
@@ -281,7 +279,7 @@ def start_python(kafka: Any, library: str, topic: str, code: str) -> subprocess.
     return subprocess.Popen([sys.executable, "-c", head + code], text=True, **pipes)
 
 
-def test_a_forked_child_is_refused_and_ends_normally(kafka: Any, library: str, topic: str) -> None:
+def test_a_forked_child_is_refused_and_exits_normally(kafka: Any, library: str, topic: str) -> None:
     code = """
 transport.listen(topic, 0); transport.partitions(topic)
 parent = os.getpid()
@@ -325,7 +323,7 @@ print(status, *sorted(got))
 
 
 class Stream:
-    """One library sends and receives all the time; what came, and what went wrong."""
+    """One library sends and receives all the time; the records that came, and the errors."""
 
     def __init__(self, transport: Transport, topic: str) -> None:
         self.sent, self.found = 0, list[Record]()
@@ -388,11 +386,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
+def test_an_outage_loses_nothing_and_prints_nothing(
     kafka: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both libraries in one outage. Streams go on behind it without a loss, in order; a buffer that
-    is full blocks and then refuses; an application's output stays its own."""
+    """Both libraries in one outage. Streams continue after it without a loss, in order; a full
+    buffer blocks and then refuses; an application's output stays its own."""
     topics = {name: [make_topic(kafka, 1) for _ in range(3)] for name in LIBRARIES}
     streams = [
         Stream(open_kafka(kafka.bootstrap_servers, "test", name), first)
@@ -419,7 +417,9 @@ def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
         kafka.stop()
         cpu, wall = time.process_time(), time.monotonic()
         send(2.0)
-        assert not any(stream.transport.flush(0.5) for stream in streams), "it waits, and says so"
+        assert not any(stream.transport.flush(0.5) for stream in streams), (
+            "it waits, and reports that"
+        )
         assert (time.process_time() - cpu) / (time.monotonic() - wall) < 1.0
         for process in applications:
             assert process.stdout is not None
@@ -441,7 +441,7 @@ def test_a_broker_that_is_away_loses_nothing_and_nothing_is_printed(
                     accepted += 1
             assert accepted == 1_000
             started = time.monotonic()
-            transport.close()  # what cannot be sent does not keep it
+            transport.close()  # unsent records do not delay it
             assert time.monotonic() - started < 20
         monkeypatch.undo()
         kafka.stop()

@@ -1,4 +1,4 @@
-"""C6, L5, L10: what waits in the client, when its lease or its life ends. Leases that are renewed
+"""C6, L5, L10: messages that wait in the client when their lease or life ends. Leases are renewed
 while the application works, up to a limit."""
 
 import threading
@@ -26,7 +26,7 @@ def send(bench: Bench, count: int) -> list[str]:
     return [bench.send({"n": n}) for n in range(count)]
 
 
-def test_C6_what_has_expired_here_is_not_handed_over(bench: Bench) -> None:
+def test_C6_a_message_expired_in_the_client_is_not_handed_over(bench: Bench) -> None:
     for n in range(4):
         bench.send({"n": n}, ttl="5s" if n % 2 == 0 else "1h")
     consumer = bench.consumer()
@@ -36,7 +36,7 @@ def test_C6_what_has_expired_here_is_not_handed_over(bench: Bench) -> None:
     assert not consumer.has_messages
 
 
-def test_C6_a_life_is_counted_without_comparing_clocks() -> None:
+def test_C6_a_ttl_is_measured_without_comparing_clocks() -> None:
     bench = Threaded()
     bench.engine.now += DAY_MS
     consumer = bench.consumer()
@@ -47,8 +47,8 @@ def test_C6_a_life_is_counted_without_comparing_clocks() -> None:
     assert ids(consumer.receive_many(9, timeout=1)) == ["2"]
 
 
-def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
-    """What was sent instead is still on its way."""
+def test_C6_a_message_whose_lease_ended_in_the_client_is_not_handed_over() -> None:
+    """The delivery that replaces it is still in transit."""
     bench = Threaded(Held, lease_period="400ms")
     consumer = bench.consumer()
     send(bench, 3)
@@ -61,8 +61,8 @@ def test_C6_what_has_lost_its_lease_here_is_not_handed_over() -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "client", "individual", "dups_ok"])
-def test_L5_L10_a_callback_that_takes_most_of_a_lease(leased: Bench, mode: str) -> None:
-    """Each gets a whole lease to work in, however long it waited before."""
+def test_L5_L10_a_callback_that_takes_nearly_a_whole_lease(leased: Bench, mode: str) -> None:
+    """Each callback gets a whole lease, however long its message waited before."""
     sent = send(leased, 10)
     seen: list[str] = []
 
@@ -79,7 +79,7 @@ def test_L5_L10_a_callback_that_takes_most_of_a_lease(leased: Bench, mode: str) 
     assert (leased.seen()["acknowledged"], leased.seen()["expired"]) == (10, 0)
 
 
-def test_L10_what_is_handed_over_late_has_a_whole_lease(leased: Bench) -> None:
+def test_L10_a_message_handed_over_late_has_a_whole_lease(leased: Bench) -> None:
     send(leased, 3)
     consumer = leased.consumer()
     leased.advance("7s")
@@ -93,7 +93,7 @@ def test_L10_what_is_handed_over_late_has_a_whole_lease(leased: Bench) -> None:
     assert leased.seen()["acknowledged"] == 3
 
 
-# ---------------------------------------------------------------- renewed while it is worked on
+# ---------------------------------------------------------------- renewals during the work
 
 
 def test_L10_a_lease_is_renewed_while_the_message_is_worked_on(leased: Bench) -> None:
@@ -106,11 +106,11 @@ def test_L10_a_lease_is_renewed_while_the_message_is_worked_on(leased: Bench) ->
     message.ack()
     assert leased.seen()["acknowledged"] == 1
     assert drain(other) == []
-    assert 24 <= leased.events().count("renewed") <= 60  # when half is over, not with every look
+    assert 24 <= leased.events().count("renewed") <= 60  # at half of the lease, not at every tick
 
 
 @pytest.mark.parametrize("lease", ["settled", "without end"])
-def test_L10_there_is_nothing_to_renew(leased: Bench, lease: str) -> None:
+def test_L10_no_renewal_without_messages(leased: Bench, lease: str) -> None:
     if lease == "without end":
         leased.define(lease_period=None)
     consumer = leased.consumer(auto_renew=True)
@@ -122,7 +122,7 @@ def test_L10_there_is_nothing_to_renew(leased: Bench, lease: str) -> None:
     assert leased.events().count("renewed") == 0
 
 
-def test_L10_a_lease_without_end_that_cannot_be_renewed_is_lost(bench: Bench) -> None:
+def test_L10_an_unlimited_lease_that_cannot_be_renewed_is_lost(bench: Bench) -> None:
     bench.send()
     (message,) = drain(bench.consumer())
     bench.admin.purge("orders")
@@ -131,8 +131,8 @@ def test_L10_a_lease_without_end_that_cannot_be_renewed_is_lost(bench: Bench) ->
         message.ack()
 
 
-def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
-    """Its session is kept by the background thread, whatever the application does."""
+def test_C3_heartbeats_continue_during_a_long_callback() -> None:
+    """The background thread keeps the session, whatever the application does."""
     bench = Threaded(system={"heartbeat_timeout": "600ms"})
     release = threading.Event()
     bench.consumer(ack_mode="auto").on_message(lambda _: release.wait(30))
@@ -146,10 +146,10 @@ def test_C3_heartbeats_go_on_while_a_callback_runs_long() -> None:
     assert (bench.seen()["counters"]["returned"], bench.seen()["redelivered"]) == (0, 0)
 
 
-# ---------------------------------------------------------------- deliveries that nobody has seen
+# ---------------------------------------------------------------- unread deliveries
 
 
-def test_L7_an_older_delivery_that_nobody_has_seen_is_over() -> None:
+def test_L7_a_later_delivery_replaces_an_unread_one() -> None:
     """The engine ended the lease, by its clock, and sent the message again."""
     bench = Threaded(**LEASED)
     consumer = bench.consumer()
@@ -160,7 +160,7 @@ def test_L7_an_older_delivery_that_nobody_has_seen_is_over() -> None:
     assert len(consumer.receive_many(9, timeout=1)) == 1
 
 
-def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
+def test_L5_a_lost_session_reports_its_unread_messages() -> None:
     bench = Threaded(**LEASED | {"lease_period": "1h"})
     consumer = bench.consumer()
     send(bench, 3)
@@ -178,10 +178,10 @@ def test_L5_a_session_that_was_missed_says_what_nobody_had_seen() -> None:
     ("state", "expected", "ignored"),
     [("ready", [1, 0, 0, 0], 2), ("leased", [2, 1, 1, 1], 2), ("delayed", [2, 1, 0, 0], 1)],
 )
-def test_L5_what_is_said_late_takes_one_attempt_back(
+def test_L5_a_late_report_takes_one_attempt_back(
     state: str, expected: list[int], ignored: int
 ) -> None:
-    """Whoever has the message now; and an attempt that was none is not taken back."""
+    """Whoever has the message now; an attempt that did not count is not taken back."""
     steps = Steps()
     steps.run([define(max_per_subscription_backlog=9), subscribe("a")], [("orders", b"{}")])
     steps.run([c.Unsubscribe(queue="orders", subscription="a")])

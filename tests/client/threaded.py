@@ -1,6 +1,6 @@
-"""The client as it is over Kafka, with its background thread, on an engine in this process.
+"""The client as over Kafka, with its background thread, on an engine in this process.
 
-What goes between client and engine can be seen, held back and lost. No Kafka is needed.
+Tests can observe, delay and drop the records between client and engine. No Kafka is needed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _opened: WeakSet[Connection] = WeakSet()
 
 
 class Wire(MemoryTransport):
-    """A way to a `MemoryEngine` that keeps what was said on it.
+    """A transport to a `MemoryEngine` that keeps a record of everything sent.
 
-    lose_published, lose_received: whether a record is lost, asked for each.
+    lose_published, lose_received: decide for each record whether it is lost.
     """
 
     def __init__(self, engine: MemoryEngine) -> None:
@@ -55,7 +55,7 @@ class Wire(MemoryTransport):
         return [r for r in records if not self.lose_received(r)]
 
     def said(self, *kinds: str) -> list[dict[str, Any]]:
-        """The commands of these kinds, in the order in which they were sent."""
+        """The commands of these kinds, in the order of sending."""
         return [c for c in list(self.commands) if c["command"] in kinds]
 
     def lose_receipts(self, record: Record) -> bool:
@@ -64,7 +64,7 @@ class Wire(MemoryTransport):
 
 
 class Held(Wire):
-    """A way on which what the engine says can be held back: while ``let_go`` is not set."""
+    """A transport whose incoming records wait while ``let_go`` is not set."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -81,9 +81,9 @@ class Held(Wire):
 
 
 class Slow(Wire):
-    """Kafka has a record only once `acked` was called; the engine hears of it before.
+    """Kafka confirms a record only once `acked` is called; the engine gets it before.
 
-    sizes: how many messages each record held.
+    sizes: the number of messages in each record.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -98,7 +98,7 @@ class Slow(Wire):
         super().publish(topic, value, key, headers, partition, None)
 
     def acked(self) -> None:
-        """Kafka has all that was sent."""
+        """Kafka confirms everything sent so far."""
         on_way, self.on_way = self.on_way, []
         for acked in on_way:
             acked()
@@ -114,7 +114,7 @@ def engine(*queues: dict[str, Any], **system: Any) -> MemoryEngine:
 def connect(
     to: MemoryEngine, name: str = "app", kind: Callable[[MemoryEngine], Any] = Wire, **options: Any
 ) -> tuple[Connection, Any]:
-    """A connection with a thread, and its wire, of this kind."""
+    """A connection with a thread, and its transport of this kind."""
     wire = kind(to)
     connection = Connection(wire, "default", name, **options)
     _opened.add(connection)
@@ -122,9 +122,9 @@ def connect(
 
 
 class Threaded(Bench):
-    """As `Bench`, with a connection that has a thread.
+    """Like `Bench`, with a connection that has a thread.
 
-    kind: of the wire; system: of the configuration; keys: of the queue `orders`.
+    kind: of the transport; system: of the configuration; keys: of the queue `orders`.
     """
 
     def __init__(
@@ -139,24 +139,24 @@ class Threaded(Bench):
         self.engine.advance(duration)
 
     def waiting(self, consumer: Any, count: int) -> None:
-        """Until so many messages wait in the consumer's buffer."""
+        """Wait until so many messages are in the consumer's buffer."""
         wait_for(lambda: len(consumer._prefetch.buffer) == count)
 
     def stored(self) -> list[bytes]:
-        """The payloads, in the queue's order; asked by another client."""
+        """The payloads, in the queue's order; read by another client."""
         look, _ = connect(self.engine, "look")
         return [m.payload for m in look.admin().browse("orders", limit=1000)]
 
 
 def close_connections() -> None:
-    """Those that a test has left open."""
+    """Close the connections that a test has left open."""
     for connection in list(_opened):
         connection.close()
     _opened.clear()
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = WAIT_S) -> None:
-    """Until a condition holds; AssertionError when it does not within ``seconds``."""
+    """Wait until a condition holds; AssertionError if it does not within ``seconds``."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {seconds} s"

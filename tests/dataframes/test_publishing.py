@@ -1,4 +1,4 @@
-"""Rows as messages: the order that makes a second try the same, and what is refused (P1, P7)."""
+"""Rows as messages: an order that makes a second attempt the same, and refusals (P1, P7)."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
             return bench.connection
 
         def __exit__(self, *_: object) -> None:
-            """It is the test's."""
+            """The connection belongs to the test."""
 
     monkeypatch.setattr(publishing, "connect", lambda *_, **__: Open())
     return bench
 
 
 def rows(n: int) -> list[Row]:
-    """Each its own; half of them without a priority."""
+    """Distinct rows; half of them without a priority."""
     return [
         Row(payload=f"{i:03}", priority=None if i % 2 else i % 7, headers={"b": "1", "a": str(i)})
         for i in range(n)
@@ -47,7 +47,7 @@ def test_P1_the_same_rows_in_another_order_are_the_same_messages(bench: Bench) -
     chance = random.Random(5)
     given = rows(100)
     first = sorted(given, key=lambda row: publishing._order(row.asDict(), ()))[:60]
-    for part in (first, given, given):  # the first try died when it had sent 60
+    for part in (first, given, given):  # the first attempt died after 60
         publishing.publish(options, chance.sample(part, len(part)), "producer-1", 1)
     got = [m.payload.decode() for m in drain(bench.consumer(backlog=1000))]
     assert len(got) == 100
@@ -79,7 +79,7 @@ def test_P1_rows_with_any_values_have_one_order(values: list[Any]) -> None:
     assert len(orders) == 1
 
 
-def test_orderBy_says_in_which_order_they_are_sent(bench: Bench) -> None:
+def test_orderBy_sets_the_order_of_sending(bench: Bench) -> None:
     options = write_options(OPTIONS | {"orderBy": "n"})
     given = [Row(payload=f"{i}", n=-i) for i in range(20)]
     publishing.publish(options, random.Random(1).sample(given, 20), "producer-1", 1)
@@ -104,7 +104,7 @@ def test_P7_columns_are_the_options_of_a_message(bench: Bench) -> None:
     assert (order.state, order.ready_at) == ("delayed", later)
 
 
-def test_what_is_refused_fails_the_task(bench: Bench) -> None:
+def test_a_refused_row_fails_the_task(bench: Bench) -> None:
     bench.define("small", max_message_size=2)
     options = write_options(OPTIONS | {"queue": "small"})
     with pytest.raises(publishing.LakequeueError, match="message_too_large"):
@@ -121,7 +121,7 @@ def test_what_is_refused_fails_the_task(bench: Bench) -> None:
         ("payload STRING", {}, True, "mode: 'overwrite' – messages are added: use append"),
     ],
 )
-def test_Q7_what_cannot_be_written_is_refused_before_it_begins(
+def test_Q7_unwritable_rows_are_refused_before_the_write_begins(
     columns: str, options: dict[str, str], overwrite: bool, said: str
 ) -> None:
     chosen = write_options(OPTIONS | options)
@@ -131,7 +131,7 @@ def test_Q7_what_cannot_be_written_is_refused_before_it_begins(
 
 
 def _schema(columns: str) -> StructType:
-    """Without a JVM, which parses Spark's own words."""
+    """A schema without the JVM, which parses Spark's own syntax."""
     schema = StructType()
     for column in columns.split(", "):
         name, kind = column.split()

@@ -1,4 +1,4 @@
-"""A batch as Spark's processes see it: planned by the driver's, read by a task's from a copy."""
+"""A batch in Spark's processes: planned by the driver, read by a task from a copy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Bench:
     return bench
 
 
-def test_columns_are_what_a_consumer_sees(bench: Bench) -> None:
+def test_the_columns_are_a_messages_fields(bench: Bench) -> None:
     bench.define(max_per_subscription_backlog=100)
     plain = bench.send(b"{}")
     full = bench.send(b"[1]", key=b"k", headers={"h": "ä"}, priority=9, ttl="1h")

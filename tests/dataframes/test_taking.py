@@ -1,4 +1,5 @@
-"""What a job takes and acknowledges, batch by batch, on an engine in memory (L1, L8, C3).
+"""The messages that a job takes and acknowledges, batch by batch, on an engine in memory (L1, L8,
+C3).
 
 `tests/job/test_spark_jobs.py` has the same with Spark, Kafka and kills.
 """
@@ -25,7 +26,7 @@ START = TakenBatch("orders")
 
 
 class Taker(QueueTaker):
-    """One of an engine in memory."""
+    """A taker on an engine in memory."""
 
     def __init__(self, bench: Bench, **options: str) -> None:
         super().__init__(read_options(OPTIONS | options))
@@ -68,7 +69,7 @@ def test_a_batch_is_acknowledged_before_the_next_is_taken(bench: Bench) -> None:
 
 
 def test_L8_a_start_acknowledges_before_it_binds(bench: Bench, taken: Any) -> None:
-    """What came back while the job was away is not delivered again."""
+    """Messages that returned during the downtime are not delivered again."""
     taker, batch = taken
     taker._consumer.close()
     assert bench.seen()["ready"] == 1
@@ -78,8 +79,8 @@ def test_L8_a_start_acknowledges_before_it_binds(bench: Bench, taken: Any) -> No
     assert (bench.seen()["depth"], counters["delivered"], counters["acknowledged"]) == (0, 1, 1)
 
 
-def test_L4_what_came_again_meanwhile_is_in_no_other_batch(bench: Bench, taken: Any) -> None:
-    """Its lease ended, since the batch took longer than leases are renewed."""
+def test_L4_a_repeated_delivery_is_in_no_other_batch(bench: Bench, taken: Any) -> None:
+    """Its lease ended, because the batch took longer than leases are renewed."""
     taker, batch = taken
     assert RENEW_LIMIT == "1h"
     bench.advance("2h")
@@ -89,14 +90,14 @@ def test_L4_what_came_again_meanwhile_is_in_no_other_batch(bench: Bench, taken: 
     assert bench.seen()["counters"]["acknowledged"] == 1
 
 
-def test_L10_leases_go_on_while_a_batch_runs(bench: Bench, taken: Any) -> None:
+def test_L10_leases_are_renewed_while_a_batch_runs(bench: Bench, taken: Any) -> None:
     taker, batch = taken
     bench.advance("30m")
     assert (bench.seen()["leased"], bench.seen()["redelivered"]) == (1, 0)
     taker.settle(batch)
 
 
-def test_a_batch_has_as_many_as_are_allowed(bench: Bench) -> None:
+def test_a_batch_has_a_maximum_size(bench: Bench) -> None:
     for _ in range(5):
         bench.send()
     taker = Taker(bench, maxMessagesPerBatch="3")
@@ -106,7 +107,7 @@ def test_a_batch_has_as_many_as_are_allowed(bench: Bench) -> None:
     assert [sum(p.count for p in b.parts) for b in (first, second, third)] == [3, 1, 1]
 
 
-def test_an_engine_that_does_not_answer_is_waited_for(
+def test_the_source_waits_for_an_engine_that_does_not_answer(
     bench: Bench, taken: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taker, batch = taken
@@ -122,7 +123,7 @@ def test_an_engine_that_does_not_answer_is_waited_for(
     assert bench.seen()["depth"] == 0
 
 
-def test_what_is_there_now_has_an_end(bench: Bench) -> None:
+def test_available_now_ends(bench: Bench) -> None:
     for _ in range(4):
         bench.send()
     taker = Taker(bench, maxMessagesPerBatch="3")
@@ -136,7 +137,7 @@ def test_what_is_there_now_has_an_end(bench: Bench) -> None:
 
 
 def test_ids_of_another_home_are_not_acknowledged(bench: Bench, taken: Any) -> None:
-    """A new home on the same Kafka gives the same ids to other messages."""
+    """A new home on the same Kafka assigns the same ids to other messages."""
     taker, batch = taken
     with pytest.raises(LakequeueError, match="epoch: 4711 – the messages of this command"):
         taker.take(dataclasses.replace(batch, epoch=4711), None)
@@ -149,7 +150,7 @@ def test_another_queues_checkpoint_is_refused() -> None:
 
 
 def test_C2_no_delivery_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part ends between two records, and holds few messages or few bytes."""
+    """A part ends between two records, and has few messages or few bytes."""
     monkeypatch.setattr(taken_batch, "PART_MESSAGES", 3)
     monkeypatch.setattr(taken_batch, "PART_BYTES", 100)
     sizes = [(0, 1), (0, 1), (0, 1), (0, 1), (4, 1), (5, 99), (6, 1), (7, 1)]  # offset, bytes
@@ -178,13 +179,13 @@ def test_C2_no_delivery_is_in_two_parts(monkeypatch: pytest.MonkeyPatch) -> None
         ({**OPTIONS, "maxmessages": "1"}, "no such option here; allowed are connection, vpn"),
     ],
 )
-def test_Q7_options_are_refused_with_a_sentence(options: dict[str, str], said: str) -> None:
+def test_Q7_wrong_options_are_refused(options: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         read_options(options)
     assert said in str(refused.value)
 
 
-def test_names_of_options_are_small_or_large() -> None:
+def test_names_of_options_ignore_case() -> None:
     given = {"CONNECTION": "kafka://x:1", "orderby": "a, b", "WriteID": "w", "path": "/x"}
     found = write_options(given)
     assert (found.order, found.write_id, found.queue) == (("a", "b"), "w", None)

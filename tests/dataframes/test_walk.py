@@ -1,9 +1,9 @@
 """Random lives of a job, in memory: whatever is lost at whatever point, table and queue agree.
 
-The same protocol as Spark's: the offset of a batch is logged, the source hears that the batch
-before is done, the batch runs, its commit is logged. A job may die at each of these points and in
-between; leases end while a batch runs; other sessions' deliveries stand in the same topic.
-LAKEQUEUE_JOB_WALKS: how many (10).
+The same protocol as Spark's: the offset of a batch is logged, the source learns that the previous
+batch is done, the batch runs, its commit is logged. A job may die at each of these points and in
+between; leases end while a batch runs; other sessions' deliveries are in the same topic.
+LAKEQUEUE_JOB_WALKS: the number of walks (10).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Died(Exception):
 
 
 class Checkpoint:
-    """What outlives a job: Spark's two logs and the table, batch by batch."""
+    """What survives a job: Spark's two logs and the table, batch by batch."""
 
     def __init__(self) -> None:
         self.offsets: list[str] = []
@@ -43,7 +43,7 @@ class Checkpoint:
         self.table: dict[int, list[str]] = {}
 
     def ids(self) -> Counter[str]:
-        """How often each message stands in the table."""
+        """How often each message is in the table."""
         return Counter(one for rows in self.table.values() for one in rows)
 
 
@@ -69,7 +69,7 @@ class Life:
         return TakenBatch.of(json.loads(logged), "orders")
 
     def batch(self, meanwhile: Any = None) -> bool:
-        """One batch; whether there was any. meanwhile: called while it runs."""
+        """One batch; returns whether there was any. meanwhile: called while it runs."""
         kept, number = self._kept, self._kept.commits
         if not self._again:
             start = self._offset(number - 1)
@@ -86,7 +86,7 @@ class Life:
             meanwhile()
         rows = [m.id for part in self._offset(number).parts for m in self._read(part)]
         self._may_die()
-        kept.table.setdefault(number, rows)  # the sink leaves out a batch that it has
+        kept.table.setdefault(number, rows)  # the sink skips a batch that it has
         self._may_die()
         kept.commits += 1
         self._again = False
@@ -98,7 +98,7 @@ class Life:
             yield from messages
 
     def die(self, in_order: bool) -> None:
-        """As a process that is killed, or as one that is stopped."""
+        """End like a killed process, or like a stopped one."""
         if in_order:
             self._taker.close()
         elif self._taker._consumer is not None:
@@ -163,8 +163,8 @@ def test_L1_L8_each_message_is_once_in_the_table(
     assert bench.seen()["depth"] == 0
 
 
-def test_a_batch_whose_deliveries_are_gone_is_an_error(bench: Bench, log: list[Record]) -> None:
-    """Kafka keeps them too short: the batch is not written without them."""
+def test_a_batch_with_missing_deliveries_is_an_error(bench: Bench, log: list[Record]) -> None:
+    """Kafka keeps them too short a time: the batch is not written without them."""
     kept = Checkpoint()
     bench.send()
     life = Life(bench, log, kept, random.Random(0))

@@ -1,4 +1,4 @@
-"""What the tests of the task queues share."""
+"""Fixtures of the tests of the task queues."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kombu import Connection
 
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
-    """Celery's workers set the root logger's level and handlers, in this process: each test puts
-    them back, for the other tests of the process."""
+    """Celery's workers set the root logger's level and handlers in this process: restore them after
+    each test."""
     root = logging.getLogger()
     level, handlers = root.level, list(root.handlers)
     yield
@@ -22,7 +22,7 @@ def logging_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def quick_drains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker sees at once that it is to end, and not every 2 s."""
+    """A worker notices at once that it is to end, not every 2 s."""
     drain = Connection.drain_events
     monkeypatch.setattr(
         Connection, "drain_events", lambda self, timeout=0: drain(self, timeout=0.1)

@@ -1,4 +1,4 @@
-"""What the tasks of a test did, and an engine's own faces."""
+"""The effects of a test's tasks, and an engine's connections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _numbers = itertools.count(1)
 
 
 class Noted:
-    """An engine in the process, by its name, and a list in which tasks note what they did."""
+    """An engine in the process, by its name, and a list for the tasks' notes."""
 
     def __init__(self, kind: str) -> None:
         self.name = f"{kind}-{next(_numbers)}"

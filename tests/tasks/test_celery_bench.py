@@ -1,4 +1,4 @@
-"""What `lakequeue bench celery` counts, with an engine in the process."""
+"""The counts of `lakequeue bench celery`, with an engine in the process."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def bench(quick_drains: None) -> Iterator[CeleryBench]:
     bench.engine.close()
 
 
-def test_tasks_run_by_priority_and_are_gone(bench: CeleryBench) -> None:
+def test_tasks_run_by_priority_and_leave_nothing(bench: CeleryBench) -> None:
     note = bench.task
     for priority in (1, 5, 9):
         note.apply_async((priority,), priority=priority)
@@ -65,7 +65,7 @@ def test_tasks_run_by_priority_and_are_gone(bench: CeleryBench) -> None:
     assert bench.describe("celery")["depth"] == 0
 
 
-def test_an_eta_waits_in_the_broker_and_not_in_the_worker(bench: CeleryBench) -> None:
+def test_an_eta_waits_in_the_broker(bench: CeleryBench) -> None:
     note = bench.task
     for n in range(20):
         note.apply_async((n,), eta=datetime.now(UTC) + timedelta(hours=1))
@@ -77,7 +77,7 @@ def test_an_eta_waits_in_the_broker_and_not_in_the_worker(bench: CeleryBench) ->
         assert sorted(map(str, bench.wait(21))) == sorted(map(str, [*range(20), "now"]))
 
 
-def test_retries_come_back_by_the_broker(bench: CeleryBench) -> None:
+def test_retries_wait_in_the_broker(bench: CeleryBench) -> None:
     def flaky(self: Any) -> None:
         bench.note(self.request.retries)
         if self.request.retries < 2:
@@ -92,7 +92,7 @@ def test_retries_come_back_by_the_broker(bench: CeleryBench) -> None:
 def test_a_task_that_is_sent_while_the_engine_restarts_waits_for_it(
     bench: CeleryBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As docs/how-to/celery.md says. Celery alone gives up after three attempts in 0.6 s."""
+    """See docs/how-to/celery.md. Celery alone gives up after three attempts in 0.6 s."""
     attempts = itertools.count(1)
 
     def connect(*given: Any, **options: Any) -> Any:
@@ -132,7 +132,7 @@ def test_the_worker_answers_remote_control(bench: CeleryBench) -> None:
         inspect = bench.app.control.inspect(timeout=5, destination=[worker.hostname])
         assert inspect.ping() == {worker.hostname: {"ok": "pong"}}
         assert [q["name"] for q in inspect.active_queues()[worker.hostname]] == ["celery"]
-    assert bench.queues() == ["celery", "dead"], "transient queues stay behind"
+    assert bench.queues() == ["celery", "dead"], "transient queues were left behind"
 
 
 def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
@@ -149,12 +149,12 @@ def test_the_example_application_does_its_work(bench: CeleryBench) -> None:
         assert reminded.get(timeout=WAIT_S) == "order 1: how do you like it?"
 
 
-def test_what_the_example_program_sends_is_known_to_its_worker(
+def test_the_example_programs_worker_knows_its_tasks(
     bench: CeleryBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m` runs the module under another name than the one that a worker imports."""
     worker = import_module("lakequeue.examples.celery_shop")
-    known = set(worker.app.tasks)  # now: applications of one process share what they define
+    known = set(worker.app.tasks)  # now: applications of one process share their definitions
     monkeypatch.setenv("SHOP_BROKER", bench.app.conf.broker_url)
     monkeypatch.setattr("sys.argv", ["celery_shop"])
     program = run_module("lakequeue.examples.celery_shop", run_name="__main__")

@@ -22,14 +22,14 @@ from tasks.noted import WAIT_S, Noted
 
 
 class DramatiqBench(Noted):
-    """A broker, its worker's work, and the engine beneath."""
+    """A broker, its worker's notes, and the engine beneath."""
 
     def __init__(self) -> None:
         super().__init__("dramatiq")
         self.broker = LakequeueBroker(f"memory://{self.name}", {"dead_message_queue": "dead"})
 
     def actor(self, work: Any = None, **options: Any) -> Any:
-        """What the worker does; without more it notes its argument."""
+        """An actor; by default it notes its argument."""
         return actor(work or self.note, broker=self.broker, **options)
 
     @contextmanager
@@ -51,7 +51,7 @@ def bench() -> Iterator[DramatiqBench]:
     bench.engine.close()
 
 
-def test_messages_run_once_by_priority_and_are_gone(bench: DramatiqBench) -> None:
+def test_messages_run_once_by_priority_and_leave_nothing(bench: DramatiqBench) -> None:
     note = bench.actor()
     for priority in (1, 9, 5):
         note.send_with_options(args=(priority,), broker_priority=priority)
@@ -64,7 +64,7 @@ def test_messages_run_once_by_priority_and_are_gone(bench: DramatiqBench) -> Non
     assert bench.describe("dead")["depth"] == 0
 
 
-def test_a_delay_is_the_engines(bench: DramatiqBench) -> None:
+def test_a_delay_waits_in_the_engine(bench: DramatiqBench) -> None:
     note = bench.actor()
     note.send_with_options(args=("later",), delay=3_600_000)
     with bench.worker():
@@ -75,7 +75,7 @@ def test_a_delay_is_the_engines(bench: DramatiqBench) -> None:
         assert bench.wait(2) == ["now", "later"]
 
 
-def test_what_fails_is_tried_again_and_then_dead(
+def test_a_failing_message_is_retried_and_then_dead(
     bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker waits until its retry is stored, however long the engine is away: Dramatiq
@@ -101,7 +101,7 @@ def test_what_fails_is_tried_again_and_then_dead(
     assert waits == [SEND_TIMEOUT_S, None, None]
 
 
-def test_what_a_worker_holds_returns_when_it_stops(bench: DramatiqBench) -> None:
+def test_a_stopping_worker_returns_its_messages(bench: DramatiqBench) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def wait(what: int) -> None:
@@ -117,12 +117,14 @@ def test_what_a_worker_holds_returns_when_it_stops(bench: DramatiqBench) -> None
         threading.Timer(0.3, go_on.set).start()
     assert bench.ran == [0]
     left = bench.admin.browse("default")
-    assert [(m.state, m.delivery_count) for m in left] == [("ready", 0)] * 2, "nobody tried (L5)"
+    assert [(m.state, m.delivery_count) for m in left] == [("ready", 0)] * 2, (
+        "an attempt was counted (L5)"
+    )
     assert bench.describe("default")["counters"]["canceled"] == 0
 
 
 @pytest.mark.parametrize("kind", ["send", "reject"])
-def test_what_kafka_does_not_take_is_tried_again(
+def test_a_send_that_kafka_did_not_take_is_repeated(
     bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A retry, or the end of a message that failed for good."""
@@ -149,7 +151,7 @@ def test_what_kafka_does_not_take_is_tried_again(
     assert (refused, len(bench.admin.browse("dead"))) == ([kind], 1)
 
 
-def test_threads_that_begin_at_once_share_a_connection(
+def test_threads_starting_at_once_share_a_connection(
     bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker has a thread for each queue."""
@@ -181,7 +183,7 @@ def test_join_ends_with_its_timeout_and_flush_empties(bench: DramatiqBench) -> N
         bench.broker.flush("nobody's")
 
 
-def test_what_is_no_dramatiq_message_is_dead_and_the_next_one_runs(bench: DramatiqBench) -> None:
+def test_a_foreign_message_dies_and_the_next_one_runs(bench: DramatiqBench) -> None:
     note = bench.actor()
     note.send("before")
     for payload in (b"not JSON", b'{"n": 1}', b"[" * 200_000):

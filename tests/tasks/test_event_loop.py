@@ -1,4 +1,4 @@
-"""The transport as it is over Kafka: the client's threads read, a pipe wakes the worker's loop."""
+"""The transport as over Kafka: the client's threads read, a pipe wakes the worker's loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _numbers = itertools.count(1)
 
 
 class LoopBench:
-    """An engine, and kombu's way to it with threads."""
+    """An engine, and a kombu connection to it with threads."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.engine = threaded.engine()
@@ -67,13 +67,13 @@ def publish(channel: Any, *bodies: Any, queue: Queue = WORK, **options: Any) -> 
 def consuming(
     connection: Connection, prefetch: int, *queues: Queue
 ) -> Iterator[tuple[Any, list[Any]]]:
-    """In a loop: a function that turns it until something holds, and the messages that came."""
+    """In a loop: a function that runs it until a condition holds, and the messages that came."""
     hub, channel, held = Hub(), connection.channel(), list[Any]()
 
     def turn(until: Callable[[], Any]) -> None:
         deadline = time.monotonic() + WAIT_S
         loop = hub.create_loop()
-        hub.call_repeatedly(0.05, lambda: None)  # it looks at its timers
+        hub.call_repeatedly(0.05, lambda: None)  # it checks its timers
         while not until():
             assert time.monotonic() < deadline
             next(loop)
@@ -86,7 +86,7 @@ def consuming(
     hub.close()
 
 
-def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
+def test_messages_and_free_room_wake_the_loop(bench: LoopBench) -> None:
     with Connection(bench.url) as sender, Connection(bench.url) as connection:
         with consuming(connection, 2, WORK) as (turn, held):
             sending = threading.Thread(target=publish, args=(sender.channel(), *range(6)))
@@ -95,7 +95,7 @@ def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
             sending.join()
             assert [message.payload for message in held] == [0, 1]
             for n in range(2, 6):
-                # From another thread, as the pool's: the loop hears of the room.
+                # From another thread, as the pool's: the loop learns of the free room.
                 threading.Thread(target=held[n - 2].ack).start()
                 turn(lambda n=n: len(held) == n + 1)
             for message in held[4:]:
@@ -103,7 +103,7 @@ def test_a_message_wakes_the_loop_and_so_does_room(bench: LoopBench) -> None:
     assert bench.depth() == 0
 
 
-def test_what_waits_behind_a_task_of_another_queue_goes_to_other_workers(bench: LoopBench) -> None:
+def test_messages_behind_another_queues_task_go_to_other_workers(bench: LoopBench) -> None:
     other = Queue("other", exchange=Exchange(""), routing_key="other")
     with Connection(bench.url) as connection:
         for queue in (WORK, other):
@@ -146,7 +146,7 @@ def test_without_confirmation_a_publish_is_sent_before_the_end(bench: LoopBench)
     assert bench.depth() == 50
 
 
-def test_what_threads_publish_at_once_travels_together(bench: LoopBench) -> None:
+def test_messages_published_by_threads_at_once_share_a_record(bench: LoopBench) -> None:
     bench.wire = threaded.Slow(bench.engine)
     with Connection(bench.url) as connection, ThreadPoolExecutor(5) as threads:
         publish(connection.channel(), "alone")  # at once
@@ -162,10 +162,10 @@ def test_what_threads_publish_at_once_travels_together(bench: LoopBench) -> None
         bench.wire.acked()
 
 
-def test_a_publish_waits_for_its_answer_as_long_as_its_policy_says(
+def test_a_publish_waits_for_its_answer_as_its_policy_allows(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While an engine starts again. Celery rejects a task whose retry cannot be sent, for good."""
+    """While an engine restarts. Celery rejects a task whose retry cannot be sent, for good."""
     bench.wire = threaded.Held(bench.engine)
     monkeypatch.setattr(engine_link, "CONFIRM_S", 0.1)
 
@@ -192,7 +192,7 @@ def test_a_publish_waits_for_its_answer_as_long_as_its_policy_says(
     assert bench.depth() == 3
 
 
-def test_a_connection_that_is_lost_while_a_publisher_declares_is_opened_again(
+def test_a_connection_lost_during_a_declaration_is_reopened(
     bench: LoopBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """kombu opens another, and publishes in the channel that it closed."""
@@ -210,7 +210,7 @@ def test_a_connection_that_is_lost_while_a_publisher_declares_is_opened_again(
 
 
 @pytest.mark.parametrize(("gather_s", "held_when_sent"), [(60, [6, 0]), (0, [6, 5, 4, 3, 2, 1, 0])])
-def test_acks_that_follow_each_other_travel_together(
+def test_consecutive_acks_are_sent_together(
     gather_s: int, held_when_sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one at once, and the last one. The client sends those between, at half of the
@@ -230,7 +230,7 @@ def test_acks_that_follow_each_other_travel_together(
     assert sent == held_when_sent
 
 
-def test_a_lost_connection_is_an_error_that_kombu_knows(bench: LoopBench) -> None:
+def test_a_lost_connection_is_one_of_kombus_connection_errors(bench: LoopBench) -> None:
     with Connection(bench.url) as connection:
         with Consumer(connection.channel(), [WORK], callbacks=[print]):
             bench.opened[0].close()
@@ -253,12 +253,12 @@ def test_a_worker_runs_on_the_event_loop(
 ) -> None:
     app = Celery("loop", broker=bench.url, backend="cache+memory://")
     app.set_default()  # for the pool's threads and processes
-    set_event_loop(None)  # Celery would take that of the worker before, which is closed
+    set_event_loop(None)  # Celery would take the previous worker's, which is closed
     app.conf.update(task_acks_late=True, worker_prefetch_multiplier=1)
     log = tmp_path / "ran"
     log.touch()
 
-    # Its name is no other test's: Celery keeps the first task of a name in a process.
+    # The name is unique among the tests: Celery keeps the first task of a name in a process.
     @app.task(name="note_in_file")
     def note(n: int, path: str) -> None:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""The transport as kombu's users see it: queues, exchanges, acknowledgements, in memory."""
+"""The transport from the view of kombu's users: queues, exchanges, acknowledgements, in memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.noted import Noted
 
 
 def queue_of(name: str, **options: Any) -> Queue:
-    """Of the default exchange."""
+    """A queue of the default exchange."""
     return Queue(name, exchange=Exchange(""), routing_key=name, **options)
 
 
@@ -33,7 +33,7 @@ WORK = queue_of("work")
 
 
 class KombuBench(Noted):
-    """kombu connections to one engine in the process, and the engine's own faces."""
+    """kombu connections to one engine in the process, and the engine's own API."""
 
     def __init__(self, stack: ExitStack) -> None:
         super().__init__("kombu")
@@ -55,7 +55,7 @@ class KombuBench(Noted):
 
     @contextmanager
     def holding(self, *queues: Queue, prefetch: int = 0) -> Iterator[tuple[Connection, list[Any]]]:
-        """A consumer of these queues, and the messages that it was given."""
+        """A consumer of these queues, and the messages that it received."""
         held: list[Any] = []
         with self.connect() as connection:
             channel = connection.channel()
@@ -71,7 +71,7 @@ def bench() -> Iterator[KombuBench]:
 
 
 def drain(connection: Connection) -> None:
-    """Until nothing more comes."""
+    """Wait until no more messages come."""
     with suppress(TimeoutError):
         while True:
             connection.drain_events(timeout=0.05)
@@ -81,7 +81,7 @@ def consume(
     connection: Connection, queue: Queue = WORK, prefetch: int = 0,
     on_message: Callable[[Any], Any] = lambda message: message.ack(),
 ) -> list[Any]:  # fmt: skip
-    """The bodies of what is there."""
+    """The bodies of the available messages."""
     bodies = []
     channel = connection.channel()
     channel.basic_qos(0, prefetch, False)
@@ -96,11 +96,11 @@ def consume(
     return bodies
 
 
-def test_the_package_tellsWORK_of_it_without_an_import() -> None:
+def test_the_package_registers_the_transport_without_an_import() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     (target,) = project["project"]["entry-points"]["kombu.serializers"].values()
     module, _, name = target.partition(":")
-    assert len(getattr(import_module(module), name)) == 4  # as kombu's `register` takes them
+    assert len(getattr(import_module(module), name)) == 4  # the form of kombu's `register`
     assert Connection("lakequeue+kafka://here:1").transport.driver_type == "lakequeue"
 
 
@@ -115,7 +115,7 @@ def test_it_is_imported_in_any_order(program: str) -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_what_is_published_is_received_as_it_was(bench: KombuBench) -> None:
+def test_a_message_is_received_as_published(bench: KombuBench) -> None:
     bench.publish({"a": "ü"}, headers={"k": 1})
     bench.publish(b"\xff\x00", serializer="pickle")
     seen: list[Any] = []
@@ -131,7 +131,7 @@ def test_what_is_published_is_received_as_it_was(bench: KombuBench) -> None:
     assert bench.describe()["depth"] == 0
 
 
-def test_properties_that_amqp_does_not_have_stay_behind(bench: KombuBench) -> None:
+def test_properties_unknown_to_amqp_are_dropped(bench: KombuBench) -> None:
     bench.publish(1, reply_to="there", correlation_id="c", signal=object())
     with bench.connect() as connection:
         properties = connection.channel().basic_get("work").properties
@@ -150,7 +150,7 @@ def test_each_task_is_acknowledged_alone(bench: KombuBench) -> None:
         assert bench.describe()["leased"] == 2
 
 
-def test_requeue_keeps_the_place_and_reject_goes_to_the_dead(bench: KombuBench) -> None:
+def test_requeue_keeps_the_position_and_reject_makes_a_dead_message(bench: KombuBench) -> None:
     dead = queue_of("work", queue_arguments={"dead_message_queue": "dead"})
     bench.publish(1, 2, queue=dead)
     again = iter([True, False, False])
@@ -207,7 +207,7 @@ def test_a_cancelled_consumer_can_still_acknowledge(bench: KombuBench) -> None:
         assert bench.describe()["consumers"] == []
 
 
-def test_expiration_is_a_ttl_and_x_message_ttl_the_queues(bench: KombuBench) -> None:
+def test_expiration_is_the_messages_ttl_and_x_message_ttl_the_queues(bench: KombuBench) -> None:
     brief = queue_of("brief", message_ttl=5)
     bench.publish(1, expiration=2)
     bench.publish(2, queue=brief)
@@ -249,7 +249,7 @@ def test_bindings(
         assert consume(connection, queue) == []
 
 
-def test_fanout_reaches_every_queue_and_transient_queues_go(bench: KombuBench) -> None:
+def test_fanout_reaches_every_queue_and_transient_queues_are_deleted(bench: KombuBench) -> None:
     exchange = Exchange("all", type="fanout")
     queues = [Queue(f"q{n}", exchange=exchange, auto_delete=True) for n in range(2)]
     with bench.connect() as connection:
@@ -263,8 +263,8 @@ def test_fanout_reaches_every_queue_and_transient_queues_go(bench: KombuBench) -
         assert bench.queues() == []
 
 
-def test_a_transient_queue_stays_while_any_channel_has_it(bench: KombuBench) -> None:
-    """A channel that sends declares the queue of replies too; it may be closed before."""
+def test_a_transient_queue_stays_while_any_channel_uses_it(bench: KombuBench) -> None:
+    """A sending channel declares the queue of replies too, and may be closed before."""
     replies = queue_of("replies", auto_delete=True)
     with bench.connect() as connection, bench.connect() as other:
         sender, channel = connection.channel(), other.channel()
@@ -277,8 +277,8 @@ def test_a_transient_queue_stays_while_any_channel_has_it(bench: KombuBench) -> 
         assert bench.queues() == []
 
 
-def test_a_process_that_ends_without_closing_leaves_no_transient_queue(bench: KombuBench) -> None:
-    """As a script that waits for a result of Celery's: one channel declares, another consumes."""
+def test_a_process_that_exits_without_closing_leaves_no_transient_queue(bench: KombuBench) -> None:
+    """Like a script that waits for a result of Celery's: one channel declares, another consumes."""
     replies = queue_of("replies", auto_delete=True)
     with bench.connect() as connection, bench.connect() as other:
         replies(connection.channel()).declare()
@@ -288,13 +288,13 @@ def test_a_process_that_ends_without_closing_leaves_no_transient_queue(bench: Ko
         assert bench.queues() == []
 
 
-def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench) -> None:
+def test_the_others_delete_a_killed_processs_queues(bench: KombuBench) -> None:
     """Its queue has no consumer once its heartbeats are missed; `job/celery_day.py` kills some."""
     rare = queue_of("rare", expires=600)
     used = queue_of("used", exclusive=True)
     link = acquire(Address.of(bench.url.removeprefix("lakequeue+"), {}))
     link.claim("left", {})
-    link.transient.forget("left")  # as the engine does for a session that is lost
+    link.transient.forget("left")  # as the engine does for a lost session
     bench.publish(1)
     with bench.connect() as connection:
         channel = connection.channel()
@@ -305,7 +305,7 @@ def test_what_a_killed_process_leaves_is_deleted_by_the_others(bench: KombuBench
             link.transient.look(look_s)
             return bench.queues()
 
-        assert names_after(0) == ["left", "rare", "used", "work"]  # it may begin to be used now
+        assert names_after(0) == ["left", "rare", "used", "work"]  # it may come into use now
         assert names_after(UNUSED_S) == ["rare", "used", "work"]
         assert names_after(600) == ["used", "work"]
         assert names_after(10_000) == ["used", "work"]
@@ -326,24 +326,24 @@ def test_sizes_purge_and_passive_declarations(bench: KombuBench) -> None:
         assert bench.queues() == []
 
 
-def test_a_queue_of_the_operator_stays_as_it_is_defined(bench: KombuBench) -> None:
+def test_a_queue_defined_by_the_operator_is_not_changed(bench: KombuBench) -> None:
     bench.admin.define({"name": "work", "message_type": "json", "max_deliveries": 7})
     bench.publish(1)
     kept = bench.describe()["definition"]
     assert (kept["max_deliveries"], kept["priority"]) == (7, None)
 
 
-def test_a_queue_that_was_deleted_is_made_again_for_a_task(bench: KombuBench) -> None:
+def test_a_deleted_queue_is_recreated_for_a_task(bench: KombuBench) -> None:
     with bench.connect() as connection:
         producer = Producer(connection.channel())
         producer.publish(1, routing_key="work", declare=[WORK])
         bench.admin.delete("work")
         producer.publish(2, routing_key="work")
         assert bench.describe()["depth"] == 1
-        producer.publish(3, routing_key="nobody's")  # as on RabbitMQ it is gone
+        producer.publish(3, routing_key="nobody's")  # it is gone, as on RabbitMQ
 
 
-def test_a_consumer_whose_queue_is_deleted_hears_of_it(bench: KombuBench) -> None:
+def test_a_consumer_of_a_deleted_queue_is_cancelled(bench: KombuBench) -> None:
     with bench.holding(WORK) as (connection, _):
         bench.admin.delete("work")
         with pytest.raises(connection.connection_errors):
@@ -352,7 +352,7 @@ def test_a_consumer_whose_queue_is_deleted_hears_of_it(bench: KombuBench) -> Non
             connection.drain_events(timeout=0.05)
 
 
-def test_time_passes_while_somebody_waits(bench: KombuBench) -> None:
+def test_a_memory_engines_time_passes_while_a_call_waits(bench: KombuBench) -> None:
     bench.publish(1, headers={"eta": "2000-01-01T00:00:00+00:00"})
     started = bench.engine.now()
     with bench.connect() as connection:
@@ -363,13 +363,13 @@ def test_time_passes_while_somebody_waits(bench: KombuBench) -> None:
 
 
 @pytest.mark.parametrize("url", ["kafka://", "rabbit://host", "kafka:host"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(lakequeue.ConfigError, match="allowed are 'lakequeue"):
         Connection(f"lakequeue+{url}" if "://" in url else url, transport="lakequeue").connect()
 
 
 def _almost(**changes: Any) -> bytes:
-    """A payload with the fields of a kombu message, which no kombu client can have written."""
+    """A payload with the fields of a kombu message that no kombu client can have written."""
     properties = {"delivery_info": {}, "body_encoding": "utf-8"} | changes.pop("properties", {})
     fields: dict[str, Any] = {
         "body": "[]", "content-type": "application/json", "content-encoding": "utf-8",
@@ -388,10 +388,8 @@ def _almost(**changes: Any) -> bytes:
     ],
     ids=["plain", "deep", "body", "list of headers", "no headers", "info", "encoding", "base64"],
 )  # fmt: skip
-def test_whatever_another_program_wrote_is_handed_over_as_the_body(
-    bench: KombuBench, payload: bytes
-) -> None:
-    """An error here would end the worker, and the next one, as the message comes again."""
+def test_foreign_messages_are_handed_over_as_the_body(bench: KombuBench, payload: bytes) -> None:
+    """An error here would end the worker, and then the next one, as the message comes again."""
     with bench.connect() as connection:
         channel = connection.channel()
         channel.queue_declare("work")
