@@ -23,13 +23,13 @@ from lakequeue.state.queue.table import NAMES, TABLE, Event
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
-# The tests know what happens when something fails. If the root is the working directory, its
-# `client` would hide theirs.
+# `failures` uses the tests' package `client`. If the root is the working directory, its own
+# `client` would hide that one.
 sys.path[:] = [str(ROOT / "tests"), *(path for path in sys.path if Path(path).resolve() != ROOT)]
 
 
 def lifecycle() -> str:
-    """The life of a message as a table: it is `TABLE`, which runs."""
+    """The life of a message as a table, from the `TABLE` that the engine uses."""
     groups: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
     for (state, event), what in TABLE.items():
         new = event in (Event.ENTER, Event.ENTER_LATER)
@@ -79,7 +79,7 @@ def _one_paragraph(text: str | None) -> str:
 
 
 def _signature(kind: type[msgspec.Struct], without: tuple[str, ...] = ()) -> str:
-    """The fields with their defaults; a type where the default does not show it, or is no text."""
+    """The fields with their defaults. Types of text are omitted, and types that a default shows."""
     shown = []
     for field in msgspec.structs.fields(kind):
         if field.name in without:
@@ -115,7 +115,7 @@ def _type_name(kind: Any) -> str:
 
 
 def command_line_help() -> str:
-    """The help of every command, without its examples; options that many have, once."""
+    """The help of every command, without its examples. Options of many commands come once."""
     parts = [_shared_options(), _help(command_line, "lakequeue")]
     parts += [_help(command, f"lakequeue {name}") for name, command in _commands().items()]
     return "\n\n".join(parts)
@@ -138,7 +138,7 @@ def _options(name: str) -> dict[str, click.Option]:
 
 @functools.cache
 def _shared() -> dict[tuple[str, str | None], tuple[click.Option, list[str]]]:
-    """Options that at least three commands have, and these, by the option's name and help."""
+    """The options that at least three commands have, by name and help, each with these commands."""
     found: dict[tuple[str, str | None], tuple[click.Option, list[str]]] = {}
     for name in _commands():
         for option, one in _options(name).items():
@@ -194,7 +194,7 @@ def _help(command: click.Command, name: str) -> str:
 
 
 def failures() -> str:
-    """What comes again in each acknowledgement mode, asked of the engine in memory."""
+    """By acknowledgement mode, the messages that the engine in memory delivers again."""
     from client.failures import table
 
     return table()
@@ -260,7 +260,7 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def between(text: str, name: str) -> str:
-    """What stands between the markers of a part; raises ValueError if they are missing."""
+    """The text between the markers of a part; raises ValueError if they are missing."""
     found = _pattern(name).search(text)
     if found is None:
         raise ValueError(f"the markers of {name!r} are missing")
@@ -268,13 +268,13 @@ def between(text: str, name: str) -> str:
 
 
 def replace(text: str, name: str, body: str) -> str:
-    """The page with a part exchanged."""
+    """The page with a new text for one part."""
     end = f"<!-- end of {name} -->"
     return _pattern(name).sub(lambda found: f"{found[1]}{body}\n{end}", text, count=1)
 
 
 def main() -> int:
-    """Rewrite every part; says which changed."""
+    """Rewrite every part; prints the changed ones."""
     for name, (page, make) in PARTS.items():
         path = DOCS / page
         before = path.read_text()

@@ -56,8 +56,8 @@ PHRASES = {
 #: In these rooms no docstring or comment begins a sentence with a clause without an actor, such as
 #: "What is left …" or "Who waits …". Questions may. Add a room when its texts are plain.
 PLAIN_ROOMS = [
-    "bench", "cli", "conf", "dataframes", "definitions", "earlier", "examples", "expressions",
-    "lake", "monitor", "protocol", "replica", "sinks", "sources",
+    "bench", "cli", "conf", "dataframes", "definitions", "docs", "earlier", "examples",
+    "expressions", "lake", "monitor", "protocol", "replica", "sinks", "sources", "tasks",
 ]  # fmt: skip
 BEGIN = re.compile(r"\A|(?<=[.:;!?])\s+|\n\s*\n|^\s*- ", re.MULTILINE)  # of a sentence
 HEADLESS = re.compile(r"(?:What|Whatever|Which|Who|Whoever|Whose)\b(?!.*\?\s*\Z)", re.DOTALL)
