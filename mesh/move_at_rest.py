@@ -15,7 +15,7 @@ from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import KnownSession
 from ..state.queue.header import ENTERED_MAX, QueueHeader
 from ..state.queue.queue import Queue
-from ..state.rules.after_entry import apply_early_ack
+from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
 from ..state.storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, Row, by_arrival
@@ -39,17 +39,19 @@ def rows_of(queue: Queue) -> list[Row]:
 
 
 def move_queue(
-    source: Broker, queue: Queue, target: Broker, shared: Shared, into: Queue | None = None
-) -> Queue:
+    source: Broker, queue: Queue, target: Broker, shared: Shared, into: Queue | None
+) -> None:
     """Move a queue to another broker, or its messages into a queue there. The caller removes the
     old queue, with its broker or by `leave_behind`. shared: contents of several queues."""
     rows = [msgspec.structs.replace(row) for row in rows_of(queue)]
+    before = set() if into is None else {row.id for row in rows_of(into)}
+    ids = [row.id for row in rows]
     holders: dict[int, int] = {}
     if into is None:
         into = target.add_queue(_header(source, queue, target))
         holders = {one.number: one.number for one in queue.header.subscriptions}
     else:
-        rows = _without_twins(source, queue, rows, into)
+        rows = _without_twins(source, queue, rows, before)
         add_counts(queue.header, into.header)
         for name in SIZES:
             setattr(into.header, name, getattr(into.header, name) + getattr(queue.header, name))
@@ -75,7 +77,11 @@ def move_queue(
     into.wanted = True
     into.header.due_at = NEVER
     target.touch(into)
-    return into
+    # With quota 0 (S10), the message that entered last stays, wherever it was.
+    keep_last(target, into, lambda row: (row.entered, row.id in before, row.seq))
+    source.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
+    new = [one for one in ids if one not in before]
+    target.record("spooled", into, new, reason=f"from broker {source.header.name}")
 
 
 def leave_behind(broker: Broker, queue: Queue) -> None:
@@ -96,12 +102,12 @@ def leave_behind(broker: Broker, queue: Queue) -> None:
     broker.drop_queue(queue)
 
 
-def _without_twins(source: Broker, queue: Queue, rows: list[Row], into: Queue) -> list[Row]:
+def _without_twins(source: Broker, queue: Queue, rows: list[Row], before: set[int]) -> list[Row]:
     """The messages that the other part of a queue does not have. A command may have moved a message
-    into both parts from different queues; a part stores no id twice."""
+    into both parts from different queues; a part stores no id twice. before: the ids there."""
     header, kept = queue.header, []
     for row in rows:
-        if not into.holds(row.id):
+        if row.id not in before:
             kept.append(row)
             continue
         queue.count("transferred")
@@ -211,12 +217,3 @@ def _admit(queue: Queue, rows: list[Row]) -> None:
     for row in held:
         queue.leases.setdefault(row.holder, {})[row.id] = row
     queue.spill_over()
-
-
-def journal_move(
-    of: Broker, queue: Queue, to: Broker, target: Queue, ids: list[int], before: set[int]
-) -> None:
-    """Journal that messages moved from one broker to another. before: those that were there."""
-    of.record("transferred", queue, ids, reason=f"to broker {to.header.name}")
-    new = [one for one in ids if one not in before]
-    to.record("spooled", target, new, reason=f"from broker {of.header.name}")

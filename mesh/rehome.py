@@ -26,7 +26,6 @@ from ..state.phases.alerts import watch
 from ..state.queue.broker import Broker
 from ..state.queue.broker_facts import Home
 from ..state.queue.queue import Queue
-from ..state.rules.after_entry import keep_last
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import BridgeFacts, check_no_bridge
 from .credit import forget_all
@@ -41,13 +40,7 @@ from .home_change import (
     new_directory,
 )
 from .mesh import Mesh
-from .move_at_rest import (
-    Shared,
-    journal_move,
-    leave_behind,
-    move_queue,
-    rows_of,
-)
+from .move_at_rest import Shared, leave_behind, move_queue
 from .reading_positions import Offsets, Partition, of_clients, share, what_was_had
 from .stand_ins import stand_in, turn
 
@@ -254,13 +247,7 @@ class _Rehoming:
         hosts = self._entries[vpn, name].hosts
         own = self._heir.header.number
         target = self._new[own if own in hosts else hosts[0]]
-        found = target.find(vpn, name)
-        before = set() if found is None else {row.id for row in rows_of(found)}
-        moved = move_queue(source, queue, target, self._shared, found)
-        # With quota 0 (S10), the message that entered last stays, wherever it was.
-        keep_last(target, moved, lambda row: (row.entered, row.id in before, row.seq))
-        ids = [row.id for row in rows_of(queue)]
-        journal_move(source, queue, target, moved, ids, before)
+        move_queue(source, queue, target, self._shared, target.find(vpn, name))
 
     def _redirect(self, holder: Broker, to: Broker) -> None:
         """Redirect the stand-ins of a broker to the queues' new hosts. to: the broker that has the
@@ -274,11 +261,7 @@ class _Rehoming:
             if holder is not to:
                 queue.header.subscriptions = []
                 if queue.header.depth:
-                    into = stand_in(to, known, vpn, name)
-                    ids = [row.id for row in rows_of(queue)]
-                    before = {row.id for row in rows_of(into)}
-                    move_queue(holder, queue, to, self._shared, into)
-                    journal_move(holder, queue, to, into, ids, before)
+                    move_queue(holder, queue, to, self._shared, stand_in(to, known, vpn, name))
             elif queue.header.subscriptions[0].broker not in entry.hosts:
                 turn(to, known, vpn, name)
 
