@@ -2,7 +2,8 @@
 
 They keep their ids. A message from a stand-in is like a published one whose receipt was sent: its
 queue's checks decide whether it is stored, discarded (S4), or refused for now. A granted message
-keeps its counts and its expiry, and is not checked: the queue asked for it.
+keeps its counts and its expiry, and is not checked: the queue asked for it. So does a message of a
+queue that moves here, and it keeps its position too.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
 from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import dead_match, expires_at, refusal
-from ..state.storage.row import DELAYED, IN_MEMORY, MOVING, NEVER, READY, Row
+from ..state.storage.row import IN_MEMORY, MOVING, NEVER, Row
 from ..state.storage.spool import Content
 from .channel import say
 from .credit import count_come
 from .facts import MeshFacts, born_of, entry_of, key_of
+from .moves import arrive, enter_in_place
 from .stand_ins import CROSSED, ELSEWHERE
 
 _rows = msgspec.msgpack.Decoder(list[Row])
@@ -67,7 +69,10 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             entered.append(row)
         done.append(row.id)
     name = facts.peers[sender].name
-    broker.record("spooled", queue, [row.id for row in entered], reason=f"from broker {name}")
+    ends = [row.until for row in entered]
+    until = NEVER if all(end == NEVER for end in ends) else ends
+    ids = [row.id for row in entered]
+    broker.record("spooled", queue, ids, reason=f"from broker {name}", until=until)
     for row in entered:
         apply_early_ack(broker, queue, row)
     keep_last(broker, queue)
@@ -78,6 +83,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
         broker.touch(queue)
     if done or why:
         _answer(broker, facts, sender, message, done, why)
+    if message.whole:
+        arrive(broker, facts, sender, message, queue)
 
 
 def _without_crossed(
@@ -95,13 +102,16 @@ def _without_crossed(
 
 
 def _queue_of(broker: Broker, facts: MeshFacts, message: HandOver) -> Queue | None:
-    """The queue of a record, not another one of its name; None if it is not here, or leaving."""
-    queue = broker.find(message.vpn, message.queue)
+    """The queue of a record, not another one of its name; None if it is not here, or leaving. While
+    a queue arrives, all messages that are granted to it are those that it has had."""
+    key = key_of(message.vpn, message.queue)
     if born_of(facts, message.vpn, message.queue) != message.born:
         return None
-    if message.waiting and key_of(message.vpn, message.queue) in facts.leaving:
+    if message.waiting and key in facts.leaving:
         return None
-    return queue
+    if not message.waiting and key in facts.arriving:
+        return broker.queues[facts.arriving[key]]
+    return broker.find(message.vpn, message.queue)
 
 
 def _answer(
@@ -164,8 +174,11 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
     vpn = queue.header.vpn_number
     row.stored = broker.spool.store(vpn, [(payload, key, headers)], row.size, 1)
     row.block, row.index = IN_MEMORY, 0
-    row.state, row.until, row.holder, row.generation = READY, NEVER, 0, 0
-    row.extras = extras or None
+    row.holder, row.extras = 0, extras or None
+    if queue.header.arriving:
+        enter_in_place(broker, queue, row)
+        return
+    row.until, row.generation = NEVER, 0
     if waiting:
         found = dead_match(queue, payload, row.priority, key)
         row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
@@ -177,6 +190,4 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
             row.until = until
         if queue.header.stands_for:  # a bridge's endpoint
             broker.mesh.prepare_stand_in(queue, [row], transit["to"])
-        elif row.until != NEVER:
-            row.state = DELAYED
     enter(broker, queue, [row])

@@ -28,7 +28,6 @@ from ..protocol.mesh_messages import (
     Answer,
     BridgeReceipt,
     BridgeSend,
-    Carry,
     Come,
     Entries,
     Forward,
@@ -100,14 +99,12 @@ class Mesh(Routes):
             Heard.kind: lambda sender, message: None,
             Forward.kind: self._forwarded,
             Come.kind: partial(moves.may_come, broker, facts),
-            Carry.kind: partial(moves.carried, broker, facts),
             HasMoved.kind: self._keeper.moved,
             BridgeSend.kind: self._brought,
             BridgeReceipt.kind: self._answered,
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: partial(handover.failed, broker, facts),
-            Carry.kind: partial(moves.failed, broker, facts),
             BridgeSend.kind: lambda sender, sent: self.say(
                 sender, far_end.across_failed(bridges, sent)
             ),
@@ -210,7 +207,7 @@ class Mesh(Routes):
     def _repeat(self, to: int, sent: Sent, budget: Budget) -> MeshMessage:
         """Make a record's message again."""
         message = decode_body(sent.kind, sent.body)
-        if isinstance(message, HandOver | Carry):
+        if isinstance(message, HandOver):
             return stand_ins.with_messages(self._broker, to, message, sent.ids, budget)
         link = self.bridges.links.get(message.link) if isinstance(message, BridgeSend) else None
         if isinstance(message, BridgeSend) and link is not None:

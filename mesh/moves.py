@@ -3,9 +3,9 @@
     keeper                     where it goes               where it is
       │ Entries (it moves) ──────▶ │ it *arrives*               │
       │                            │ Come ────────────────────▶ │ it *leaves*
-      │                            │ ◀──────────── Carry, Carry │
+      │                            │ ◀────── HandOver, HandOver │
       │                            │ Answer, Answer ──────────▶ │ it has no messages
-      │                            │ ◀─────────── Carry (whole) │ it is gone
+      │                            │ ◀──────── HandOver (whole) │ it is gone
       │ ◀───────────────── HasMoved │ it is here                 │
       │ Entries (where it is) ───▶ │                            │
 
@@ -21,14 +21,13 @@ The arriving queue has no name until it is complete, so nothing finds it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ..protocol import commands as c
-from ..protocol.errors import LakequeueError, Reason
-from ..protocol.mesh_messages import NO_ROWS, PART_BYTES, Answer, Carry, Come, Forward, HasMoved
+from ..protocol.errors import LakequeueError
+from ..protocol.mesh_messages import NO_ROWS, PART_BYTES, Come, Forward, HandOver, HasMoved
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import IN_TURN, begin
 from ..state.limits import Budget
@@ -38,10 +37,8 @@ from ..state.queue.header import QueueHeader, Subscription, Task, note_entered
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
-from ..state.rules.edits import TRANSIT
 from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
-from ..state.storage.row import DELAYED, IN_MEMORY, NEVER, READY, Row
-from ..state.storage.spool import Content
+from ..state.storage.row import DELAYED, NEVER, READY, Row
 from . import stand_ins
 from .channel import say
 from .credit import subscription_to
@@ -54,7 +51,6 @@ AT_REST = (
 
 _encode = msgspec.msgpack.encode
 BYTES_IN_TRANSIT = 8 * PART_BYTES
-_rows = msgspec.msgpack.Decoder(list[Row])
 _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
 
 
@@ -97,66 +93,23 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
 
 
-def carried(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
-    """Take messages of an arriving queue; with the last ones it is complete."""
-    number = facts.arriving[key_of(message.vpn, message.queue)]
-    queue, rows = broker.queues[number], _rows.decode(message.rows)
-    if rows:
-        _take_in(broker, queue, rows, message.contents, facts.peers[sender].name)
-        _answer(broker, facts, sender, message, [row.id for row in rows])
-    if message.whole:
-        _arrive(broker, facts, message, queue, sender)
-
-
-def failed(broker: Broker, facts: MeshFacts, sender: int, message: Carry) -> None:
-    """Answer for messages that could not be stored because of an error."""
-    refused = [row.id for row in _rows.decode(message.rows)]
-    if refused:
-        _answer(broker, facts, sender, message, [], Reason.MALFORMED.value, refused)
-
-
-def _answer(
-    broker: Broker, facts: MeshFacts, sender: int, message: Carry, stored: list[int],
-    why: str = "", refused: Sequence[int] = (),
-) -> None:  # fmt: skip
-    born = born_of(facts, message.vpn, message.queue)
-    about = message.vpn, message.queue, False, 0, born
-    say(broker, facts, sender, Answer(*about, stored, why, list(refused)))
-
-
-def _take_in(
-    broker: Broker, queue: Queue, rows: list[Row], contents: list[Content], peer: str
-) -> None:
-    """Store messages at the positions that they had."""
+def enter_in_place(broker: Broker, queue: Queue, row: Row) -> None:
+    """Put a message into an arriving queue, at the position that it had (see `change.enter`)."""
     header = queue.header
-    for row, content in zip(rows, contents, strict=True):
-        (row.extras or {}).pop(TRANSIT, None)
-        row.extras = row.extras or None
-        row.state, row.holder = READY if row.until == NEVER else DELAYED, 0
-        row.stored = broker.spool.store(header.vpn_number, [content], row.size, 1)
-        row.block, row.index = IN_MEMORY, 0
-        header.generations[row.generation] = header.generations.get(row.generation, 0) + 1
-        if row.barrier:
-            header.barriers[row.generation] = row.id
-        header.delayed += row.state == DELAYED
-        header.bytes += row.size
-    header.barriers = dict(sorted(header.barriers.items()))
-    header.generations = dict(sorted(header.generations.items()))
-    header.depth += len(rows)
-    queue.count("spooled", len(rows))
-    broker.enter(queue, rows)
-    for row in rows:
-        note_entered(header.taken, row.id, row.id)
+    row.state = READY if row.until == NEVER else DELAYED
+    header.generations[row.generation] = header.generations.get(row.generation, 0) + 1
+    if row.barrier:
+        header.barriers[row.generation] = row.id
+    header.delayed += row.state == DELAYED
+    header.bytes += row.size
+    header.depth += 1
+    queue.count("spooled")
+    note_entered(header.taken, row.id, row.id)
+    broker.enter(queue, [row])
     broker.touch(queue)
-    ends = [row.until for row in rows]
-    until = NEVER if all(end == NEVER for end in ends) else ends
-    broker.record(
-        "spooled", queue, [row.id for row in rows], reason=f"from broker {peer}", until=until
-    )
-    queue.spill_over()
 
 
-def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, sender: int) -> None:
+def arrive(broker: Broker, facts: MeshFacts, sender: int, message: HandOver, queue: Queue) -> None:
     """Complete a queue, with the facts that it had at the old host."""
     whole, early = _whole.decode(message.whole)
     key, header = key_of(message.vpn, message.queue), queue.header
@@ -166,6 +119,8 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
     counters["spooled"] = counters.get("spooled", 0) - counters.pop("transferred", 0)
     header.created, header.pointed = whole.created, whole.pointed
     header.next_seq, header.generation = whole.next_seq, whole.generation
+    header.barriers = dict(sorted(header.barriers.items()))
+    header.generations = dict(sorted(header.generations.items()))
     header.ingress, header.egress = entry.ingress, entry.egress
     if not header.depth or not whole.generation:  # without messages or barriers
         header.generation, header.generations = 0, {}
@@ -182,7 +137,7 @@ def _arrive(broker: Broker, facts: MeshFacts, message: Carry, queue: Queue, send
     stand_ins.turn(broker, facts, message.vpn, message.queue)
     peer = facts.peers[sender].name
     broker.event("arrived", message.vpn, message.queue, came_from=peer, messages=header.depth)
-    _report(broker, facts, HasMoved(message.vpn, message.queue, message.move))
+    _report(broker, facts, HasMoved(message.vpn, message.queue, entry.move))
 
 
 # ---------------------------------------------------------------- the old host
@@ -279,17 +234,17 @@ def _hand_over(
 def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:
     """Hand over the queue itself, after all its messages, and its waiting commands."""
     vpn, name, header = broker.vpn_of(queue), queue.definition.name, queue.header
-    key, move = key_of(vpn, name), facts.entries[vpn][name].move
     whole = msgspec.structs.replace(
         header, generation=task.done.get("generation", 0), subscriptions=[], topics=[], tasks=[]
     )
     packed = _encode((whole, queue.early.state()))
-    say(broker, facts, to, Carry(vpn, name, move, NO_ROWS, [], packed))
+    born = born_of(facts, vpn, name)
+    say(broker, facts, to, HandOver(vpn, name, False, 0, None, NO_ROWS, [], born, packed))
     for waiting in header.tasks:
         if waiting is not task:
             say(broker, facts, to, Forward(vpn, waiting.command))
     header.tasks = [one for one in header.tasks if one is task]
-    del facts.leaving[key]
+    del facts.leaving[key_of(vpn, name)]
     withdraw(broker, queue)
     broker.drop_queue(queue)
     stand_ins.turn(broker, facts, vpn, name)

@@ -18,7 +18,7 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import Answer, Carry, HandOver, slices
+from ..protocol.mesh_messages import Answer, HandOver, slices
 from ..state.commands.multi_step_commands import resume
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -157,28 +157,21 @@ def send(
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
     vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
-    is_leaving = lane is None and key_of(vpn, name) in facts.leaving
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
-        packed, own = _encode(rows[part]), contents[part]
-        message: Carry | HandOver
-        if is_leaving:
-            message = Carry(vpn, name, facts.entries[vpn][name].move, packed, own)
-        else:
-            message = HandOver(
-                vpn, name, lane is not None, 0 if lane is None else lane.attempt,
-                subscription.filter, packed, own, born_of(facts, vpn, name),
-            )  # fmt: skip
+        message = HandOver(
+            vpn, name, lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
+            _encode(rows[part]), contents[part], born_of(facts, vpn, name),
+        )  # fmt: skip
         say(broker, facts, subscription.broker, message, [row.id for row in rows[part]])
 
 
 def with_messages(
-    broker: Broker, to: int, message: HandOver | Carry, ids: list[int], budget: Budget
-) -> HandOver | Carry:
+    broker: Broker, to: int, message: HandOver, ids: list[int], budget: Budget
+) -> HandOver:
     """A record that is repeated, with those of its messages that are still in transit."""
-    is_waiting = isinstance(message, HandOver) and message.waiting
-    name = f"{OUT}{message.queue}" if is_waiting else message.queue
+    name = f"{OUT}{message.queue}" if message.waiting else message.queue
     queue = broker.find(message.vpn, name)
     rows: list[Row] = []
     contents: list[Content] = []

@@ -162,10 +162,11 @@ Contents = list[tuple[bytes, bytes | None, bytes | None]]  # payload, key, heade
 
 class HandOver(MeshMessage, frozen=True):
     """Messages for a queue of the other broker. waiting: True for messages of a stand-in; False for
-    messages granted to the other broker's consumers, whose `Answer` moves the ownership. attempt:
-    of the stand-in's lane; filter: of the subscription that requested them; rows: packed; born: the
-    directory's edition that created the queue, which distinguishes it from earlier queues of its
-    name."""
+    messages granted to the other broker, to its consumers or because the queue moves there, whose
+    `Answer` moves the ownership. attempt: of the stand-in's lane; filter: of the subscription that
+    requested them; rows: packed; born: the directory's edition that created the queue, which
+    distinguishes it from earlier queues of its name; whole: the packed facts of a queue that moves,
+    after all its messages."""
 
     kind: ClassVar[str] = "hand_over"
 
@@ -177,6 +178,7 @@ class HandOver(MeshMessage, frozen=True):
     rows: bytes
     contents: Contents
     born: Count = 0
+    whole: bytes = b""
 
     def without_messages(self) -> HandOver:
         """See `MeshMessage`."""
@@ -184,7 +186,7 @@ class HandOver(MeshMessage, frozen=True):
 
 
 class Answer(MeshMessage, frozen=True):
-    """The answer to a `HandOver` or `Carry`. stored: ids that the queue stored, or removed by its
+    """The answer to a `HandOver`. stored: ids that the queue stored, or removed by its
     rules. why: the reason for refusing the others; empty if none was refused. With `waiting`, the
     refused messages are all others of the attempt; granted ones are listed in `refused`."""
 
@@ -267,24 +269,6 @@ class Come(MeshMessage, frozen=True):
     queue: Name
     move: Count
     room: Count
-
-
-class Carry(MeshMessage, frozen=True):
-    """Messages of a moving queue with their complete state; the sender keeps them until the answer.
-    whole: the queue's packed facts, only in the last record, after all messages."""
-
-    kind: ClassVar[str] = "carry"
-
-    vpn: Name
-    queue: Name
-    move: Count
-    rows: bytes
-    contents: Contents
-    whole: bytes = b""
-
-    def without_messages(self) -> Carry:
-        """See `MeshMessage`."""
-        return msgspec.structs.replace(self, rows=NO_ROWS, contents=[])
 
 
 class HasMoved(MeshMessage, frozen=True):

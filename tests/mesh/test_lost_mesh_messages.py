@@ -64,7 +64,7 @@ def test_R3_a_lost_message_between_brokers_is_repeated(
     check_all_is_confirmed(mesh)
 
 
-@pytest.mark.parametrize("kind", ["come", "carry", "answer", "has_moved", "entries"])
+@pytest.mark.parametrize("kind", ["come", "hand_over", "answer", "has_moved", "entries"])
 @pytest.mark.parametrize("host", ["a", "b"])
 def test_M5_R3_a_move_completes_despite_a_lost_message(
     kind: str, host: str, network: Network

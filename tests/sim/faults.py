@@ -287,7 +287,7 @@ OF_MOVING = ("moves", "leaving", "arriving", "retries")
 # Messages between brokers about messages in transit, moving queues, and the directory.
 OF_DIRECTORY = ("entries", "forward", "sync")
 OF_MESSAGES = ("hand_over", "answer", "room", "bridge_send", "bridge_receipt")
-OF_MOVES = ("come", "carry", "answer", "has_moved")
+OF_MOVES = ("come", "hand_over", "answer", "has_moved")
 
 
 def nothing(record: Record) -> None:

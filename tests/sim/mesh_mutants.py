@@ -91,20 +91,18 @@ def what_was_stored_far_away_is_sent_again(
     original(broker, facts, queue, sender, msgspec_replace(said, stored=said.stored[:-1]))
 
 
-@planted(moves, "_take_in")
-def a_queue_that_moves_forgets_its_last_message(
-    original: Any, broker: Any, queue: Any, rows: Any, contents: Any, peer: str
-) -> None:
-    original(broker, queue, rows[:-1] or rows, contents[: len(rows) - 1] or contents, peer)
+@planted(handover, "enter_in_place")
+def a_queue_that_moves_forgets_a_message(original: Any, broker: Any, queue: Any, row: Any) -> None:
+    if row.id % 2:
+        original(broker, queue, row)
 
 
-@planted(moves, "_take_in")
+@planted(handover, "enter_in_place")
 def a_queue_that_moves_counts_deliveries_anew(
-    original: Any, broker: Any, queue: Any, rows: Any, contents: Any, peer: str
+    original: Any, broker: Any, queue: Any, row: Any
 ) -> None:
-    for row in rows:
-        row.deliveries = 0
-    original(broker, queue, rows, contents, peer)
+    row.deliveries = 0
+    original(broker, queue, row)
 
 
 @planted(moves, "_hand_over")
