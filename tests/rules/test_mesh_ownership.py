@@ -160,8 +160,11 @@ def test_H4_all_messages_of_a_group_local_queue_start_with_the_initial_owner() -
 
 def test_H4_L12_scheduled_messages_start_with_the_initial_owner_too() -> None:
     mesh = Mesh(OWNED)
-    mesh.send("a", deliver_at=mesh.at["a"].now() + timedelta(seconds=5))
+    due = mesh.at["a"].now() + timedelta(seconds=5)
+    mesh.send("a", deliver_at=due)
     assert mesh.depths() == [0, 1, 0]
+    (spooled,) = [e for e in mesh.events("spooled") if e["queue"] == "orders"]
+    assert spooled["until"] == round(due.timestamp() * 1000)
     assert mesh.seen("b")["delayed"] == 1
     consumer = mesh.consumer("a")
     assert drain(consumer) == []
