@@ -172,10 +172,12 @@ class Settling:
         with self._lock:
             if not self._acks:
                 self._acks_since = self.session.clock_ms()
+            held = self.prefetch.held
             for message in messages:
-                if self.prefetch.held.pop(message.number, None) is not None:
+                if message.number in held:
+                    self._acks.append(message.number)  # first: Ctrl-C must not lose it
                     message.settle("acknowledged")
-                    self._acks.append(message.number)
+                    del held[message.number]
             pending = len(self._acks)
         if 2 * pending >= self.rule.backlog or pending >= self.session.runner.acks_most:
             self.flush()

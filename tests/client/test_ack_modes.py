@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from client.threaded import WAIT_S, Threaded, wait_for
 from lakequeue.client.consumer import settling
+from lakequeue.client.message import Message
 from lakequeue.protocol import ConfigError, LakequeueError, commands
 from rules.harness import Bench, drain, ids
 
@@ -255,3 +256,35 @@ def test_acks_are_sent_for_half_of_the_backlog_or_soon(monkeypatch: pytest.Monke
     with bench.consumer(backlog=10) as consumer:
         consumer.receive(WAIT_S).ack()
         wait_for(lambda: bench.wire.said("ack")[-1]["ids"] == "11")
+
+
+# ---------------------------------------------------------------- Ctrl-C
+
+
+@pytest.mark.parametrize("mode", ["individual", "client"])
+@pytest.mark.parametrize("is_settled", [False, True])
+def test_C5_an_ack_that_is_interrupted_can_be_given_again(
+    monkeypatch: pytest.MonkeyPatch, mode: str, is_settled: bool
+) -> None:
+    """The engine would else wait for it for ever, and a consumer with a small backlog, too."""
+    bench = Threaded()
+    consumer = bench.consumer(ack_mode=mode, backlog=2)
+    send(bench, 5)
+    messages = [consumer.receive(WAIT_S) for _ in range(2)]
+
+    settle = Message.settle
+
+    def interrupted(message: Message, outcome: str) -> None:
+        if is_settled:
+            settle(message, outcome)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Message, "settle", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        messages[1].ack()
+    monkeypatch.undo()
+    for message in messages:
+        message.ack()
+    for _ in range(3):
+        consumer.receive(WAIT_S).ack()
+    wait_for(lambda: bench.seen()["depth"] == 0)
