@@ -134,10 +134,10 @@ class Settling:
             return
         with self._lock:
             self.flush()
-            # Before sending: on memory:// the message may be back before `send` returns.
-            self.prefetch.held.pop(message.number, None)
-            message.settled = True
             try:
+                # Before sending: on memory:// the message may be back before `send` returns.
+                self.prefetch.held.pop(message.number, None)
+                message.settled = True
                 self.subscription.send(command)
             except BaseException:  # also Ctrl-C: it was not sent
                 message.settled = False

@@ -5,6 +5,7 @@ Redeliveries after a crash in each mode: `test_failures.py`; failing callbacks: 
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -288,3 +289,23 @@ def test_C5_an_ack_that_is_interrupted_can_be_given_again(
     for _ in range(3):
         consumer.receive(WAIT_S).ack()
     wait_for(lambda: bench.seen()["depth"] == 0)
+
+
+@pytest.mark.parametrize("call", [Message.cancel, Message.put_back, Message.reject])
+def test_L1_giving_up_that_is_interrupted_can_be_repeated(call: Callable[[Message], None]) -> None:
+    bench = Threaded()
+    consumer = bench.consumer(backlog=1)
+    send(bench, 2)
+    message = consumer.receive(WAIT_S)
+
+    class Interrupted(dict[int, Message]):
+        def pop(self, *given: Any) -> Any:
+            super().pop(*given)
+            consumer._prefetch.held = dict(self)
+            raise KeyboardInterrupt
+
+    consumer._prefetch.held = Interrupted(consumer._prefetch.held)
+    with pytest.raises(KeyboardInterrupt):
+        call(message)
+    call(message)
+    assert consumer.receive(WAIT_S).redelivered == (call is Message.cancel)
