@@ -1,1 +1,1 @@
-"""Bridges to other homes: they are found, copied for, and connected to the other Kafka."""
+"""Bridges to other homes: finds them, connects to the other Kafka, and copies."""

@@ -30,7 +30,7 @@ ASK_S_MAX = 10.0
 
 
 class BridgeWatch(TopicReader):
-    """The bridges of an engine. It reads the directories from `open` on."""
+    """Watches the bridges of an engine. It reads the directories from `open` on."""
 
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
         places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
@@ -44,12 +44,12 @@ class BridgeWatch(TopicReader):
         self._trimmed_at = time.monotonic()
 
     def open(self, epoch: int) -> None:
-        """Begin. epoch: the home's."""
+        """Start the thread. epoch: the home's."""
         self._epoch = epoch
         self.start()
 
     def stop(self) -> None:
-        """End the thread and the copiers, soon."""
+        """End the thread and the copiers soon."""
         super().stop()
         for copier in list(self._copiers.values()):
             copier.stop()

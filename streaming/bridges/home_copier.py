@@ -37,15 +37,15 @@ from .far_home import READER, WRITER, FarHome, taken
 log = logging.getLogger("lakequeue.engine")
 
 PAUSE_S, PAUSE_S_MAX = 1.0, 30.0
-SILENCE_S, SILENCE_S_MAX = 30.0, 600.0  # without an answer, until all is copied once more
+SILENCE_S, SILENCE_S_MAX = 30.0, 600.0  # without an answer, until everything is copied again
 SENT_S_MAX = 10.0
-KEPT_S = 1.0  # how often the position is kept, while it changes
-KEPT_AGAIN_S = 3_600.0  # and while it does not: Kafka forgets it after a week
+KEPT_S = 1.0  # how often the position is stored while it changes
+KEPT_AGAIN_S = 3_600.0  # and while it does not: Kafka deletes it after a week
 
 
 class HomeCopier(WatchThread):
-    """Copies for one bridge. position: the oldest record of its broker's topic without an answer;
-    None: not known yet."""
+    """The thread of one bridge. position: the oldest record of its broker's topic without an
+    answer; None: not known yet."""
 
     def __init__(self, bootstrap: str, epoch: int, bridge: BridgeDefinition) -> None:
         super().__init__(f"lakequeue-bridge-{bridge.name}")

@@ -1,1 +1,1 @@
-"""Changes of a home's brokers: requests for them, and the move of queues while the home rests."""
+"""Changes while the home rests: brokers are added and removed, queues move."""

@@ -1,14 +1,14 @@
 """Requests to add or remove a broker, or to move a queue, in a VPN's directory.
 
-A client that may write `<vpn>.directory` may ask:
+A client that may write `<vpn>.directory` may write:
 
     wish/<name>    {"id": …, "wish": "add"}, with "group" to put it into one
     wish/<name>    {"id": …, "wish": "remove"}, with "to" to name the broker for its local queues
     wish/<queue>   {"id": …, "wish": "move", "to": …}, for a queue of this VPN
 
-The engine does it while the home rests (`engine_rehoming`) and answers under the same key, with the
-same id: `done` and `moved` (VPN, queue and broker of each), or `refused` with a sentence. If it
-dies before the answer, its next start answers: the home stores the last change.
+The engine makes the change while the home rests (`engine_rehoming`) and answers under the same key,
+with the same id: `done` and `moved` (VPN, queue and broker of each), or `refused` with a reason. If
+it dies before the answer, its next start answers: the home stores the last change.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ ASK_S_MAX = 10.0
 
 
 def await_partition(transport: Transport, topic: str, partition: int) -> None:
-    """Wait until this Kafka client knows a new partition; until then it refuses to write there. On
-    a busy Kafka it may not know the new topic either. Raises NotConnected."""
+    """Wait until this Kafka client has a new partition in its metadata; until then it refuses to
+    write there. On a busy Kafka even the new topic may be missing. Raises NotConnected."""
     deadline = time.monotonic() + ASK_S_MAX
     while True:
         missing = NotConnected(f"partition {partition} of topic {topic!r} does not exist yet")
@@ -87,12 +87,12 @@ def late_answer(request: ChangeRequest, folder: HomeFolder) -> dict[str, Any]:
             return {"done": True, "moved": moved[:MOVED_LISTED_MAX]}
         case "move" if (request.vpn, request.name, request.to) in moved:
             return {"done": True, "moved": moved[:MOVED_LISTED_MAX]}
-    return {"refused": "the engine ended before it did this: ask again"}
+    return {"refused": "the engine ended before it did this: try again"}
 
 
 class ChangeRequests(TopicReader):
-    """Reads requests from now on. rehoming: carries them out. answer: puts a key and a value on the
-    directory of each VPN."""
+    """Reads requests from now on. rehoming: makes the changes. answer: writes a key and a value to
+    the directory of each VPN."""
 
     def __init__(
         self, bootstrap: str, vpns: list[str], rehoming: EngineRehoming,
@@ -104,10 +104,10 @@ class ChangeRequests(TopicReader):
         self._over: set[str] = set()  # requests answered before the thread read them
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
-        """Begin to read requests in a thread. Earlier ones get their answer now. newest: the newest
-        record of each key of a topic. Raises LakequeueError."""
+        """Begin to read requests in a thread, and answer earlier ones now. newest: returns the
+        newest record of each key of a topic. Raises LakequeueError."""
         try:
-            # now: an end that is looked up later may lie behind a request
+            # before they are answered: an end that is looked up later may lie behind a new request
             for place in self._places:
                 place.offset = self._consumer.get_watermark_offsets(place, ASK_S_MAX)[1]
         except KafkaException as error:
@@ -129,7 +129,7 @@ class ChangeRequests(TopicReader):
         self.read(message.key(), message.value(), vpn)
 
     def read(self, key: bytes | None, value: bytes | None, vpn: str = "") -> None:
-        """Read one record of a VPN's directory; records that are no request are ignored."""
+        """Read one record of a VPN's directory. Other records than requests are ignored."""
         request = request_of(key, value, vpn)
         if request is None or request.id in self._over:
             return
@@ -149,7 +149,7 @@ class ChangeRequests(TopicReader):
                     raise LakequeueError(f"wish: {request.what[:100]!r} – {allowed}")
         except LakequeueError as error:
             answer = {"id": request.id, "refused": str(error)}
-        except Exception as error:  # such as an error of Java: the watch looks after the queries
+        except Exception as error:  # such as an error of Java: the watch restarts the queries
             log.exception("broker %r: this could not be done: %s", request.name, request.what)
             answer = {"id": request.id, "refused": f"{type(error).__name__}: {error}"[:500]}
         self._send_answer(key, answer)

@@ -1,16 +1,16 @@
 """Changes the brokers of a home while it is at rest (M4).
 
-    take no message ─▶ stop all loops ─▶ their states ─▶ `mesh.rehome` ─▶ files beside checkpoints
-    ── the home names its new brokers and these files ──
+    read no more messages ─▶ stop all loops ─▶ their states ─▶ `mesh.rehome` ─▶ a file per broker
+    ── lakequeue.json names the new brokers and their files ──
     start all loops: each begins with its file if its state is older
 
 The line in the middle is one file that is written whole or not at all. If anything fails before it,
 the home is unchanged. If the engine dies after it, its next start continues there. A loop puts the
 pages of its file into Spark's state in its first batch, which commits them.
 
-If brokers still have messages for each other, their loops are started once more. They then read
-only each other's and the engine's records, until no message is between them. Their clocks stand
-still meanwhile; otherwise something new would always become due.
+If brokers still have messages for each other, the engine starts their loops once more. They then
+read only each other's and the engine's records, until no message is in transit. Their clocks stand
+still meanwhile; otherwise new work would always become due.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ PARTS = 8
 # The memory for a change, as a multiple of all pages: the old ones, the new ones, and messages as
 # objects while they move.
 MEMORY_SHARE = 3
-QUIET_S = 0.5  # without input, until the brokers have mostly read each other's records
-HEAR_S = 2.0  # that loops step before the next look whether everything is read
+QUIET_S = 0.5  # time without input in which brokers usually read each other's last records
+HEAR_S = 2.0  # how long loops step before the engine checks again whether the home is at rest
 
 _snapshot = msgspec.msgpack.Decoder(Snapshot).decode
 
@@ -73,7 +73,7 @@ _header = msgspec.msgpack.Decoder(_Header).decode
 class EngineRehoming:
     """Adds and removes an engine's brokers, and moves queues, one change at a time. lock: the
     engine's, held until all loops run again. begin: prepares a broker before its query starts.
-    tell_peers: tells all brokers which brokers there are. gone: called with a removed broker.
+    tell_peers: sends all brokers the list of brokers. gone: called with a removed broker.
     send_last: sends the records that removed brokers still have to send."""
 
     def __init__(
@@ -114,7 +114,7 @@ class EngineRehoming:
         return moved
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
-        """Move a queue to another broker, also one that captures plain Kafka topics (M5). If it
+        """Move a queue to another broker, even one that captures plain Kafka topics (M5). If it
         raises LakequeueError, the queue is where it was."""
         brokers = self._application.brokers
         with self._changing:
@@ -130,12 +130,12 @@ class EngineRehoming:
         return moved
 
     def _follow_up(self) -> None:
-        """Put the new states into the tables, and send the last records. On a busy machine this
-        takes minutes, so the engine's lock is free meanwhile: ended queries are restarted. The home
-        has changed already, so what fails here is not the change."""
+        """Write the new states into the tables, and send the last records. On a busy machine this
+        takes minutes, so it does not hold the engine's lock: ended queries can be restarted. The
+        home has changed already, so a failure here does not undo the change."""
         try:
             do_every((self._application.begin_history_anew, self._send_last))
-        except Exception as error:  # Kafka or Java is away: the next start does it
+        except Exception as error:  # Kafka or Java is down: the next start does it
             log.warning("the change of brokers is done, but not all that follows: %s",
                         cause_of(error))  # fmt: skip
 
@@ -176,7 +176,7 @@ class EngineRehoming:
         return found.moved
 
     def _start_all(self, brokers: list[BrokerQuery]) -> None:
-        """Start all loops. What does not start is no part of the change: the watch tries again."""
+        """Start all loops. If one does not start, the watch tries again; the change is done."""
         for broker in brokers:
             broker.resting = False
         for broker in brokers:
@@ -186,8 +186,8 @@ class EngineRehoming:
                 log.warning("broker %r has not started yet: %s", broker.name, cause_of(error))
 
     def _make_partitions(self) -> None:
-        """Give all brokers their partitions. The home stores a new number first: if this process
-        dies here, the next start of the old home expects the partitions that it finds."""
+        """Give all brokers their partitions. The home stores the new number first, so that after a
+        crash here the next start of the old home expects the partitions that it finds."""
         before = self._folder.numbers
         numbers = [broker.number for broker in self._application.brokers.values()]
         self._folder.give_numbers(max(before, 1 + max(numbers)))
@@ -200,7 +200,7 @@ class EngineRehoming:
             raise
 
     def _announce(self, before: dict[str, BrokerQuery]) -> None:
-        """Tell clients and brokers what has changed. If that fails, the next start does it."""
+        """Announce the change to clients and brokers. If that fails, the next start does it."""
         brokers = self._application.brokers
         for broker in brokers.values():
             if broker.name not in before:

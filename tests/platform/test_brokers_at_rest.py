@@ -322,7 +322,7 @@ def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(died: HomeFold
         "127.0.0.1:1", ["v"], Mock(add=never, remove=never, move=never),
         lambda key, value: said.update({key: json.loads(value)}),
     )  # fmt: skip
-    done, refused = {"done": True}, {"refused": "the engine ended before it did this: ask again"}
+    done, refused = {"done": True}, {"refused": "the engine ended before it did this: try again"}
     asked = {
         b"wish/c": ({"wish": "remove", "id": "1", "to": ""}, done | {"moved": []}),
         b"wish/b": ({"wish": "add", "id": "2", "group": ""}, done),
