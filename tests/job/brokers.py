@@ -1,4 +1,4 @@
-"""Three brokers, a queue `orders-<name>` on each, and traffic through two of them."""
+"""Two brokers, a queue `orders-<name>` on each, and traffic through them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from job.traffic import Traffic
 from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
-BROKERS = ("a", "b", "c")
-BUSY = BROKERS[:2]
+BROKERS = ("a", "b")
 BACK_S_MAX = 180.0  # how soon is printed
 
 
-def traffics(url: str, per_second: float = 5) -> dict[str, Traffic]:
-    """Traffic on the queues of two brokers, each by its own."""
+def traffics(url: str, *brokers: str, per_second: float = 5) -> dict[str, Traffic]:
+    """Traffic on the queues of these brokers, each by its own."""
     return {
         broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=per_second)
-        for i, broker in enumerate(BUSY)
+        for i, broker in enumerate(brokers)
     }
 
 

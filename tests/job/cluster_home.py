@@ -1,5 +1,5 @@
 """The home of `test_standalone.py`: Kafka with credentials over TLS, a standalone cluster, an S3
-store with its tables and checkpoints, and an engine that is submitted with three brokers."""
+store with its tables and checkpoints, and an engine that is submitted with two brokers."""
 
 from __future__ import annotations
 
@@ -40,13 +40,11 @@ queues:
   - {{name: orders, vpn: right, message_type: text, max_per_subscription_backlog: 50}}
   - {{name: orders-a, broker: a, {LOCAL}}}
   - {{name: orders-b, broker: b, {LOCAL}}}
-  - {{name: orders-c, broker: c, {LOCAL}}}
   - {{name: one, broker: a, {LOCAL}, subscriptions: ["news/>"]}}
   - {{name: two, broker: b, {LOCAL}, subscriptions: ["news/>"]}}
-  - {{name: three, broker: c, {LOCAL}, subscriptions: ["news/>"]}}
   - {{name: spread, message_type: text, max_per_subscription_backlog: 20}}
 """
-SLOTS = 5  # of each executor: room for all brokers and the tables on one
+SLOTS = 4  # of each executor: room for all brokers and the tables on one
 
 
 class SubmittedEngine(EngineProcess):
