@@ -99,7 +99,7 @@ soak: setup ## long random tests: LAKEQUEUE_CHAOS_DEATHS (60) kills with LAKEQUE
 	@PYTHONPATH=tests $(BIN)/python -m sim "$${LAKEQUEUE_CHAOS_SEED:-$$(date +%s)}" --soak "$${LAKEQUEUE_SIM_SEEDS:-10000}"
 	@PYTHONPATH=tests $(BIN)/python -m sim --mutants
 	@LAKEQUEUE_FUZZ=40 LAKEQUEUE_WALKS=20 $(BIN)/pytest -q --numprocesses auto tests/fuzz tests/model tests/state tests/mesh/test_rejoining.py
-	@LAKEQUEUE_JOB_KILLS=10 LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
+	@LAKEQUEUE_JOB_DEATHS=3 $(BIN)/pytest -q tests/job/test_spark_jobs.py
 	@PYTHONPATH=tests $(BIN)/python -m job.celery_day
 
 sim: setup ## simulate the home of SEED (0), or COUNT seeds from there on; shortens and prints a failing run

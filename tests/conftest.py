@@ -1,7 +1,5 @@
-"""Fixtures for all tests: one real Kafka for the whole session, and the jars of Spark.
-
-Both are made when a test first asks for them, so a run with ``-m "not job"`` starts nothing.
-"""
+"""Fixtures for all tests. A real Kafka for the session starts when a test first asks for it, so
+``-m "not job"`` starts none."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ import pytest
 from hypothesis import settings
 from lakequeue.definitions import definition
 from lakequeue.definitions import definition_values as read
-from lakequeue.streaming.jars import ensure_jars
 from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
 from rules.harness import Bench
 
@@ -55,12 +52,6 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
     """A running broker that all tests share: take topics with names of your own, leave it up."""
     with SharedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
-
-
-@pytest.fixture(scope="session")
-def spark_jars() -> list[Path]:
-    """The jars for ``spark_session(jars=…)``."""
-    return ensure_jars().spark
 
 
 @pytest.fixture(scope="module")

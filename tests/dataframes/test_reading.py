@@ -8,12 +8,32 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from job.micro_batches import SCHEMA
 from lakequeue.dataframes import LakequeueDataSource, delivered
 from pyspark import cloudpickle
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 from rules.harness import Bench
 
+SCHEMA = StructType()
+for _names, _kind in (
+    ("message_id queue", StringType()),
+    ("payload key", BinaryType()),
+    ("headers", MapType(StringType(), StringType())),
+    ("priority delivery_count", IntegerType()),
+    ("redelivered", BooleanType()),
+    ("published_at expires_at", TimestampType()),
+    ("is_barrier", BooleanType()),
+):
+    for _name in _names.split():
+        SCHEMA.add(_name, _kind)
 OPTIONS = {"connection": "kafka://x:1", "queue": "orders", "maxMessagesPerBatch": "50"}
 
 

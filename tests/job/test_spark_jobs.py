@@ -1,12 +1,9 @@
 """Queues as Spark data: a job takes a queue into a Delta table, each message once, whatever dies;
 rows become messages, each once, also when they are written again (L1, L8, P1).
 
-Twice the same story: in miniature (`micro_batches.py`), where the job's process is killed at random
-moments, often, and with a whole Spark of the job's own. Rows are written, and what is there now is
-read, in a session of the engine's Spark.
-
-LAKEQUEUE_JOB_KILLS, LAKEQUEUE_JOB_DEATHS: how often processes and drivers are killed (1, 0).
-`make soak` kills 10 and 3. (At each point, in memory: `tests/dataframes/test_walk.py`.)
+Rows are written, and what is there now is read, in a session of the engine's Spark. A job dies at
+each point, in memory, in `tests/dataframes/test_walk.py`; and LAKEQUEUE_JOB_DEATHS times with a
+Spark of its own, at random moments, in `make soak`.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ import deltalake
 import lakequeue
 import psutil
 import pytest
-from job import micro_batches
+from dataframes.test_reading import SCHEMA
 from job.conftest import Job
 from job.processes import until
 from job.tables import newest
@@ -39,7 +36,6 @@ pytestmark = pytest.mark.job
 TO_TABLE, FROM_ROWS = "to-table", "from-rows"
 SEED = 29
 ROWS, STREAMED = 600, 100
-KILLS = int(os.environ.get("LAKEQUEUE_JOB_KILLS", "1"))
 DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "0"))
 
 
@@ -120,16 +116,15 @@ rows = spark.readStream.format("lakequeue").options(**options).load()
 stream = rows.writeStream.format("delta").option("checkpointLocation", folder + "/point")
 stream.start(folder + "/table").awaitTermination()
 """
-MINIATURE = (Path(__file__).parent / "micro_batches.py").read_text()
 
 
 @contextlib.contextmanager
-def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(job: Job, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A job as a process; in the end it is killed, with all that it started."""
     given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "40"})
     with (folder / "job.log").open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", program, given, str(folder)], stderr=log, start_new_session=True
+            [sys.executable, "-c", DRIVER, given, str(folder)], stderr=log, start_new_session=True
         )
     try:
         yield process
@@ -140,27 +135,20 @@ def running(job: Job, folder: Path, program: str) -> Iterator[subprocess.Popen[b
         process.wait(30)
 
 
-@pytest.mark.parametrize(
-    ("program", "kills", "begins_s"),
-    [
-        pytest.param(MINIATURE, KILLS, 60, id="in miniature"),
-        *([pytest.param(DRIVER, DEATHS, 120, id="with its driver")] if DEATHS else []),
-    ],
-)
+@pytest.mark.skipif(not DEATHS, reason="each death is a start of Spark: see make soak")
 def test_each_message_is_once_in_the_table_when_the_job_is_killed(
-    job: Job, tmp_path: Path, connection: lakequeue.Connection,
-    program: str, kills: int, begins_s: float,
-) -> None:  # fmt: skip
+    job: Job, tmp_path: Path, connection: lakequeue.Connection
+) -> None:
     chance = random.Random(SEED)
     sender = Sender(connection)
-    for _ in range(kills):
+    for _ in range(DEATHS):
         before = sum(in_table(tmp_path).values())
-        with running(job, tmp_path, program) as process:
-            until(lambda at=before: sum(in_table(tmp_path).values()) > at, begins_s, "rows come")
-            time.sleep(begins_s / 120 * chance.random())
+        with running(job, tmp_path) as process:
+            until(lambda at=before: sum(in_table(tmp_path).values()) > at, 120, "rows come")
+            time.sleep(chance.random())
             assert process.poll() is None, (tmp_path / "job.log").read_text()
     sent = sender.end()
-    with running(job, tmp_path, program):
+    with running(job, tmp_path):
         agrees(job, tmp_path, sent)
     rows = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
     assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
@@ -192,33 +180,37 @@ def test_rows_are_published_once_also_when_they_are_written_again(
     assert all(text == f"row {n}" for text, n, _ in got)
 
 
+def forget_last(point: Path) -> None:
+    """The query was killed before it could say that its last batch was done."""
+    last = max((point / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    last.unlink()
+    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
+
+
 def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_end(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
-    """From a table into a queue, in batches of which one runs again; then from the queue into
-    another table, with the trigger that ends by itself."""
-    source, point = str(tmp_path / "source"), tmp_path / "out-point"
+    """From a table into a queue, then from the queue into another table, with the trigger that ends
+    by itself. Of both, a batch runs again."""
+    source, out, back = (str(tmp_path / name) for name in ("source", "out", "back"))
     frame = spark.range(STREAMED).selectExpr("concat('streamed ', id) AS payload")
     for part in range(2):
         frame.where(f"length(payload) % 2 = {part}").coalesce(1).write.format("delta").mode(
             "append"
         ).save(source)
 
-    def publish() -> None:
-        stream = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(source)
-        written = stream.writeStream.format("lakequeue").options(**options(job, FROM_ROWS))
-        written = written.option("checkpointLocation", str(point)).trigger(availableNow=True)
-        assert written.start().awaitTermination(300)
+    def goes(rows: Any, to: str, point: str, **given: str) -> None:
+        stream = rows.writeStream.format(to).options(**given).trigger(availableNow=True)
+        assert stream.option("checkpointLocation", point).start().awaitTermination(300)
 
-    publish()
-    last = max((point / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    last.unlink()
-    last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
-    publish()
-    rows = spark.readStream.format("lakequeue").options(**options(job, FROM_ROWS)).load()
-    stream = rows.writeStream.format("delta").option("checkpointLocation", str(tmp_path / "point"))
-    query = stream.trigger(availableNow=True).start(str(tmp_path / "table"))
-    assert query.awaitTermination(300)
+    for _ in range(2):
+        rows = spark.readStream.format("delta").option("maxFilesPerTrigger", 1).load(source)
+        goes(rows, "lakequeue", out, **options(job, FROM_ROWS))
+        forget_last(Path(out))
+    for _ in range(2):
+        rows = spark.readStream.format("lakequeue").options(**options(job, FROM_ROWS)).load()
+        goes(rows, "delta", back, path=str(tmp_path / "table"))
+        forget_last(Path(back))
     table = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
     assert sorted(r["payload"].decode() for r in table) == sorted(
         f"streamed {n}" for n in range(STREAMED)
@@ -229,7 +221,7 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
 
 def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> None:
     reader = spark.readStream.format("lakequeue").options(**options(job, TO_TABLE))
-    assert reader.load().schema == micro_batches.SCHEMA
+    assert reader.load().schema == SCHEMA
     reader = reader.option("conection", "kafka://x")
     with pytest.raises(Exception, match="no such option here; allowed are connection, vpn, queue"):
         reader.load().writeStream.format("noop").start()
