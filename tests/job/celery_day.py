@@ -125,9 +125,8 @@ def killed_and_started(engine: UpProcess) -> UpProcess:
 
 @dataclass
 class Day:
-    """engine: goes away in the middle of the day. comes_back: ends it, and returns the one that
-    serves from then on, at the same address. chance: draws what is sent, and who dies. Its figures
-    are in `told` at the end."""
+    """outage: in the middle of the day; returns the engine that serves from then on, at the same
+    address. chance: draws what is sent, and who dies. Its figures are in `told` at the end."""
 
     folder: Path
     engine: UpProcess
@@ -135,7 +134,7 @@ class Day:
     kills: int
     workers: int
     seed: int
-    comes_back: Callable[[UpProcess], UpProcess] = killed_and_started
+    outage: Callable[[UpProcess], UpProcess] = killed_and_started
     sent: dict[int, Sent] = field(default_factory=dict)
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     told: dict[str, Any] = field(default_factory=dict)
@@ -165,7 +164,7 @@ class Day:
         sender = threading.Thread(target=self._send, args=(random.Random(self.seed + 1),))
         sender.start()
         moments = [(self.chance.uniform(0.1, 0.9), self._kill_one) for _ in range(self.kills)]
-        for share, happens in sorted([*moments, (0.5, self._restart)], key=lambda m: m[0]):
+        for share, happens in sorted([*moments, (0.5, self._interrupt)], key=lambda m: m[0]):
             wanted = round(share * self.tasks)
             until(lambda wanted=wanted: len(self._done()) >= wanted, 600, f"{wanted} are done")
             happens()
@@ -243,9 +242,9 @@ class Day:
                 self.chance.choice(children).kill()
         self._note_death("pool processes killed")
 
-    def _restart(self) -> None:
-        self.engine = self.comes_back(self.engine)
-        self._note_death("engines gone")
+    def _interrupt(self) -> None:
+        self.engine = self.outage(self.engine)
+        self._note_death("outages")
 
     def _note_death(self, what: str) -> None:
         self.told[what] = self.told.get(what, 0) + 1

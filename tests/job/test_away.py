@@ -1,6 +1,7 @@
 """What an engine needs goes away under traffic, and comes back: room for its tables, Kafka, room
 for its state, its worker, itself, what its files said, and the worker that stands still. Nothing is
-lost, it says so in a sentence, and goes on by itself. One engine for all, in this order.
+lost, it says so in a sentence, and goes on by itself; and a backup of it does. One home for all, in
+this order.
 
 Kafka is frozen, so that connections stay open and nothing answers. The disk is full for those who
 write the state: driver and Java may not let any file grow, as the kernel sees it.
@@ -12,10 +13,14 @@ than 40 also outlives the loop's transaction.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,9 +32,10 @@ import deltalake
 import lakequeue
 import psutil
 import pytest
-from job.processes import EngineProcess, let_end, loop_workers, runs, until
+from job.processes import EngineProcess, UpProcess, let_end, loop_workers, runs, until
 from job.tables import await_history
 from job.traffic import Traffic, drain
+from kafka import KafkaProducer
 from lakequeue.lake import open_lake, past_replica, read_columns
 from lakequeue.lake.past import as_of
 from lakequeue.lake.queries_at import admin_of
@@ -38,7 +44,7 @@ from lakequeue.sinks.table_damage import LAST, damage
 from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.state.limits import Limits
-from lakequeue.streaming import EmbeddedKafka
+from lakequeue.streaming.kafka.topics_admin import ensure_topics
 from lakequeue.streaming.tables.table_care import MARK
 from lakequeue.streaming.tables.table_repair import repair
 
@@ -52,16 +58,22 @@ SPARK = "org.apache.spark.deploy.SparkSubmit"
 DISK = "64m"
 DEEP = 1_500  # more than the live part of a queue holds here: rows are spilled, and come back
 PLANTED = Path(__file__).parent / "planted"  # see `sitecustomize.py` there
+HOME = ".lakequeue"  # as the page says
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up.md"
 CONFIG = """
 system: {heartbeat_timeout: 5s}
 queues:
   - {name: orders, message_type: text, max_per_subscription_backlog: 50}
   - {name: stored, message_type: text, max_per_subscription_backlog: 50}
   - {name: deep, message_type: text, max_per_subscription_backlog: 500}
+  - {name: kept, message_type: text}
 """
 SETTINGS = (
     "--set", "lakequeue.batch_s=10", "--set", "lakequeue.upkeep_hours=0.02",
     "--set", "lakequeue.retention_days=1", "--set", "lakequeue.tables_interval_s=6",
+)  # fmt: skip
+OF_THE_BACKUP = (  # upkeep has been seen by then
+    "--set", "lakequeue.upkeep_hours=0", "--set", "lakequeue.history_interval_s=10",
 )  # fmt: skip
 
 
@@ -95,23 +107,29 @@ class SmallDisk:
     def close(self) -> None:
         if self._mounted:
             subprocess.run(["umount", "-l", str(self._folder)], check=True)
+        self._mounted = False
 
 
 @dataclass
 class Place:
-    """A Kafka, the engine of this file, and the disk of its tables. freed: when that had room again
-    (epoch, s); stored: how often which payload was in the table then."""
+    """The engine of this file, and the disk of its tables. freed: when that had room again (epoch,
+    s); stored: how often which payload was in the table then."""
 
-    bootstrap: str
     folder: Path
-    engine: EngineProcess
+    engine: UpProcess
     disk: SmallDisk
     freed: float = 0.0
     stored: Counter[str] = field(default_factory=Counter)
 
     @property
     def url(self) -> str:
-        return f"kafka://{self.bootstrap}"
+        return f"kafka://{self.engine.bootstrap}"
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """As it said when it was ready; those that a home keeps."""
+        said = next(said for said in self.engine.said if said["event"] == "ready")
+        return {name: at for name, at in said["addresses"].items() if name != "tables"}
 
     @property
     def tables(self) -> Path:
@@ -128,25 +146,25 @@ class Place:
         return self.engine.log.read_text(errors="replace").count(sentence)
 
     def logged(self, start: int = 0) -> list[tuple[int, StepRecord]]:
-        return read_steps(kafka_client(self.bootstrap, "look"), STEPS, start)
+        return read_steps(kafka_client(self.engine.bootstrap, "look"), STEPS, start)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("away")
     (folder / "queues.yaml").write_text(CONFIG)
-    disk = SmallDisk(folder / "home" / "tables")
-    with pytest.MonkeyPatch.context() as patch, EmbeddedKafka(folder / "kafka") as kafka:
+    disk = SmallDisk(folder / HOME / "tables")
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(PLANTED))
-        config, address = folder / "queues.yaml", kafka.bootstrap_servers
-        engine = EngineProcess(address, folder / "home", config, *SETTINGS)
+        place = Place(folder, UpProcess(folder / HOME, folder / "queues.yaml", *SETTINGS), disk)
         try:
-            yield Place(address, folder, engine.wait_ready(), disk)
-            assert engine.terminate() == 0
-            said = {line["event"] for line in engine.said}
+            place.engine.wait_ready()
+            yield place
+            assert place.engine.terminate() == 0
+            said = {line["event"] for line in place.engine.said}
             assert said == {"ready", "goodbye"}, "each line that it printed is JSON"
         finally:
-            engine.kill()
+            place.engine.kill()
             disk.close()
 
 
@@ -217,10 +235,8 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
 
 
 def test_kafka_is_frozen(place: Place) -> None:
-    kafka = next(  # other tests may have one too
-        child for child in psutil.Process().children(recursive=True)
-        if runs(child, "kafka.Kafka") and runs(child, str(place.folder))
-    )  # fmt: skip
+    kafka = place.engine.kafka()
+    assert kafka is not None
     traffic = place.traffic(SEED)
     kafka.suspend()
     try:
@@ -306,34 +322,116 @@ def upkeep_was_beside_writers(place: Place) -> None:
     )
 
 
-def test_R1_a_deep_queue_outlives_its_worker_and_a_start_on_damage(
+def shell(code: str, cwd: Path) -> None:
+    """Run a command of the page, with the commands of this environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", code], env={**os.environ, "PATH": path}, cwd=cwd,
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def command(start: str) -> str:
+    """The one command of the page that begins so."""
+    found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", PAGE.read_text()))
+    assert len(found) == 1, found
+    return found.pop()
+
+
+def start_backup(place: Place) -> None:
+    """On another disk, as the page says; the home is gone. The driver died before it heard of the
+    topic "extra", as it were, and the disk is damaged."""
+    home, disk = place.engine.home, place.folder / "another disk"
+    (home / "captured.json").unlink()
+    shell(command("tar -cSzf"), place.folder)
+    place.disk.close()
+    shutil.rmtree(home)
+    shell(command("tar -xSzf"), place.folder)
+    shell(command("mv").replace("/data/lakequeue", f"'{disk}'"), place.folder)
+    assert not home.exists()
+    lost = spoil(disk)
+    assert lost in damage(disk / "tables")
+    assert len(repair(disk)) == 2
+    assert damage(disk / "tables") == ""
+    place.engine = UpProcess(disk, place.folder / "queues.yaml", *SETTINGS, *OF_THE_BACKUP)
+    place.engine.wait_ready()
+    assert place.said("commits/")
+    assert place.said("goes back to its newest whole batch") == 1
+
+
+def capture_and_keep(place: Place, connection: lakequeue.Connection) -> int:
+    """A queue captures a topic that is made after it; of another's five messages one is left, which
+    has this id."""
+    admin, producer = connection.admin(), connection.producer()
+    admin.define({"name": "plain", "message_type": "text", "underlying_topic": "extra"})
+    ensure_topics(place.engine.bootstrap, [], ["extra"])
+    ids = [producer.send("kept", f"{n}").message_id for n in range(5)]
+    with connection.consumer("kept", ack_mode="individual", max_backlog=4) as consumer:
+        for _ in range(4):
+            message = consumer.receive(120)
+            assert message is not None
+            message.ack()
+    until(lambda: admin.describe("kept")["depth"] == 1, 30, "the acks")
+    captured = place.engine.home / "captured.json"
+    until(
+        lambda: captured.exists() and "extra" in captured.read_text(),
+        30,
+        "the engine knows the topic",
+    )
+    return int(ids[-1])
+
+
+def what_was_kept_comes(place: Place, connection: lakequeue.Connection, last: int) -> None:
+    """What was acknowledged stays gone, what was not comes once; ids go on."""
+    with connection.consumer("kept", ack_mode="individual") as consumer:
+        message = consumer.receive(120)
+        assert message is not None
+        assert (message.payload, int(message.id)) == (b"4", last)
+        message.ack()
+        assert consumer.receive(1) is None
+    producer = KafkaProducer(bootstrap_servers=place.engine.bootstrap)
+    producer.send("extra", b"seen").get(timeout=30)
+    producer.close()
+    message = connection.consumer("plain").receive(120)
+    assert message is not None
+    assert message.payload == b"seen"
+    assert int(message.id) > last
+
+
+def test_R1_a_deep_queue_outlives_its_worker_and_a_start_of_a_damaged_backup(
     place: Place, connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Traffic goes on over a kill of the worker, and a power loss of the whole engine; all that
-    waits is read from the checkpoint, whose newest batch cannot be read. Damaged tables that are
-    repaired get what they miss, once."""
+    """Traffic goes on over a kill of the worker, and of the driver, behind which all else ends by
+    itself. A backup, made and moved with the commands of the page, serves the rest, at the same
+    ports: all that waits is read from the checkpoint, whose newest batch cannot be read. Damaged
+    tables that are repaired get what they miss, once."""
     monkeypatch.setattr(past_replica, "LIMITS", Limits(live_rows=1_000, segment_rows=128))
-    producer, home = connection.producer(window=5_000), place.engine.home
+    ports = json.loads((place.engine.home / "ports.json").read_text())
+    addresses = place.addresses
+    assert addresses["Kafka"] == place.url
+    assert place.url.startswith("kafka://127.0.0.1:")
+    assert f":{ports['metrics']}/" in addresses["metrics"]
+    producer = connection.producer(window=5_000)
     for n in range(DEEP):
         producer.send_async("deep", b"%d" % n)
     producer.flush(180)
+    last = capture_and_keep(place, connection)
     traffic = place.traffic(SEED + 2)
     for worker in loop_workers(place.engine):
         worker.kill()
     traffic.goes_on(30, 60)
     assert not place.said("Traceback")
     upkeep_was_beside_writers(place)
-    place.engine.kill()
-    before, lost = place.logged()[-1][1].step, spoil(home)
-    assert lost in damage(place.tables)
-    assert len(repair(home)) == 2
-    assert damage(place.tables) == ""
-    more = ("--set", "lakequeue.upkeep_hours=0", "--set", "lakequeue.history_interval_s=10")
-    place.engine.start(*more).wait_ready()  # upkeep has been seen
-    assert place.said("commits/")
-    assert place.said("goes back to its newest whole batch") == 1
+    before = place.logged()[-1][1].step
+    place.engine.process.kill()
+    until(lambda: not place.engine.family(), 60, "Kafka and Spark end without their driver")
+    place.engine.process.wait(30)
+    start_backup(place)
+    assert place.addresses == addresses
     traffic.goes_on(30, 60)
     drain(traffic)
+    what_was_kept_comes(place, connection, last)
     with connection.consumer("deep", ack_mode="client", max_backlog=500) as consumer:
         for n in range(DEEP):
             message = consumer.receive(timeout=90)
@@ -352,8 +450,8 @@ def test_R1_a_deep_queue_outlives_its_worker_and_a_start_on_damage(
     await_history(place.tables, connection, "deep")
 
     def known() -> bool:
-        with open_lake(home) as lake:
-            now = as_of(lake, home, "broker-0")
+        with open_lake(place.engine.home) as lake:
+            now = as_of(lake, place.engine.home, "broker-0")
         return not now.notes and not admin_of(now).browse("deep")
 
     until(known, 60, "the history has all of it, and no gap")
