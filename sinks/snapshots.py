@@ -34,6 +34,7 @@ from ..protocol.state_files import Position, position_of, read_state, step_of
 from ..protocol.table_format import CRC_MODULUS, REFS, SNAPSHOTS
 from .block_references import BlockReferences
 from .delta_tables import append
+from .spark_state import read_variable
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -178,8 +179,7 @@ class SnapshotWriter:
 
     def _state(self, broker: str, variable: str, **options: object) -> DataFrame:
         given = {name: str(value) for name, value in options.items()}
-        reader = self._spark.read.format("statestore").option("stateVarName", variable)
-        found = reader.options(**given).load(str(self._checkpoints[broker]))
+        found = read_variable(self._spark, self._checkpoints[broker], variable, given)
         return found.where(f.col("key.broker") == broker)
 
     def _own(self, broker: str, batch: int) -> bytes | None:

@@ -36,6 +36,7 @@ from ...protocol.folders import Folder
 from ...protocol.journal import Journal
 from ...protocol.state_files import step_of
 from ...replica.driver import Snapshot
+from ...sinks.spark_state import read_variable
 from ...sources.live import kafka_client
 from ...sources.replay_inputs import read_steps
 from ...state import FORMAT, Limits
@@ -316,8 +317,7 @@ def _size(pages: dict[str, bytes]) -> int:
 
 
 def _state(spark: SparkSession, checkpoint: Folder, broker: str, variable: str) -> DataFrame:
-    reader: Any = spark.read.format("statestore").option("stateVarName", variable)
-    return reader.load(str(checkpoint)).where(f"key.broker = '{broker}'")
+    return read_variable(spark, checkpoint, variable, {}).where(f"key.broker = '{broker}'")
 
 
 def _states(known: list[_BrokerState], found: Rehomed) -> dict[str, tuple[bytes, dict[str, bytes]]]:

@@ -20,6 +20,8 @@ import lakequeue
 import pyspark
 import pytest
 from lakequeue.protocol import LakequeueError
+from lakequeue.protocol.folders import folder
+from lakequeue.sinks.spark_state import readable
 from lakequeue.streaming.application import SparkApplication
 from lakequeue.streaming.jars import java_executable
 from lakequeue.streaming.loop.worker_process import BELOW
@@ -101,6 +103,20 @@ def test_a_cluster_is_not_told_of_this_machine() -> None:
     assert "spark.driver.bindAddress" not in settings
     assert "spark.executor.extraJavaOptions" not in settings
     assert settings["spark.ui.port"] == "4050"
+
+
+@pytest.mark.parametrize(
+    ("name", "is_linked"), [("a@b,c=1-ü", False), ("a b", True), ("a%b", True)]
+)
+def test_a_checkpoint_whose_path_spark_would_encode_twice_is_read_through_a_link(
+    tmp_path: Path, name: str, is_linked: bool
+) -> None:
+    """That Spark reads it: `tests/job/test_away.py`."""
+    (tmp_path / name).mkdir()
+    place = readable(tmp_path / name)
+    assert (place != str(tmp_path / name), Path(place).resolve()) == (is_linked, tmp_path / name)
+    assert place == readable(tmp_path / name), "one link for all looks"
+    assert readable(folder("s3a://lake/a b")) == "s3a://lake/a b"
 
 
 def test_a_line_without_a_value(tmp_path: Path) -> None:
