@@ -1,4 +1,4 @@
-"""What applications import: `connect` returns a connection, over Kafka or in memory."""
+"""The client's public names: `connect` returns a connection, over Kafka or in memory."""
 
 from __future__ import annotations
 

@@ -17,8 +17,8 @@ from .in_process import MemoryEngine
 
 
 class _OfThread(threading.local):
-    """depth: of the turns that it is in, of any session; held: how many locks of clients it holds;
-    late: whose results it takes once it holds none."""
+    """A thread's state. depth: of nested turns, of any session; held: the number of clients' locks
+    it holds; late: the sessions whose results it takes once it holds none."""
 
     depth = held = 0
 
@@ -30,9 +30,9 @@ _thread = _OfThread()
 
 
 class ClientLock:
-    """The lock of a producer or consumer, reentrant. What the engine answers to a thread that holds
-    one is taken when it holds none: it is handed to other producers and consumers, too, whose locks
-    other threads may hold, and callbacks are called."""
+    """The lock of a producer or consumer, reentrant. A thread takes the engine's answers only while
+    it holds none of these locks: it hands answers to other producers and consumers too, whose locks
+    other threads may hold, and runs callbacks."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

@@ -33,7 +33,7 @@ from .memory_broker import MemoryBroker
 
 
 class JoinedEngine(Protocol):
-    """What bridges need of a `MemoryEngine`."""
+    """The part of `MemoryEngine` that bridges need."""
 
     homes: JoinedHomes
 

@@ -52,7 +52,7 @@ class MemoryTransport:
         return 1
 
     def poll(self, timeout: float) -> list[Record]:
-        """What has arrived; never waits."""
+        """The records that have arrived; never waits."""
         records: list[Record] = []
         for inbox in self._inboxes:
             with contextlib.suppress(IndexError):  # another thread may take the last one

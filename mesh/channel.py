@@ -16,7 +16,7 @@ until the change has come (`ask_for_early`). So nothing above knows of early mes
 A record is kept without its queue's messages: these are in transit until the other broker has
 answered, so the queue still has them (`Mesh._repeat`).
 
-What a broker says to itself is not written: it reads it in its next step.
+A broker's messages to itself are not written: it reads them in its next step.
 
 Rebuilt brokers (R3). Each is rebuilt as of some step. Its later steps are lost, though others may
 have received their records. Two things must hold before the brokers continue:
@@ -212,7 +212,7 @@ def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget)
 
 
 def take_own(broker: Broker, facts: MeshFacts) -> list[Sent]:
-    """What the broker has said to itself in its last step."""
+    """The messages that the broker sent to itself in its last step."""
     own = facts.peers.get(broker.header.number)
     if own is None:
         return []

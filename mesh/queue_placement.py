@@ -1,4 +1,4 @@
-"""Which brokers host a queue (Q5, M1).
+"""The placement of queues on brokers (Q5, M1).
 
 A `Queue` is hosted by all brokers, or by its group; a `GroupLocalQueue` by the group of its initial
 owner (`definitions.hosts_of`). A `LocalQueue` is on one, and so is whatever has an order that needs

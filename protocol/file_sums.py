@@ -10,6 +10,7 @@ import struct
 import zlib
 from pathlib import Path
 
+DAMAGED = "is truncated or damaged"
 _MAGIC, _HEAD = b"crc\0", 8
 
 
@@ -39,9 +40,9 @@ def damage_of(file: Path) -> str:
     with file.open("rb") as data:
         while part := data.read(chunk):
             if bytes(wanted[at : at + 4]) != zlib.crc32(part).to_bytes(4, "big"):
-                return "is cut or damaged"
+                return DAMAGED
             at += 4
-    return "" if at == len(wanted) else "is cut or damaged"
+    return "" if at == len(wanted) else DAMAGED
 
 
 def remove(file: Path) -> None:

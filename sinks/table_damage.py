@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..protocol.errors import LakequeueError, first_line
-from ..protocol.file_sums import damage_of
+from ..protocol.file_sums import DAMAGED, damage_of
 from ..protocol.folders import Folder, files_below, move
 from ..protocol.table_format import COLUMNS
 
@@ -165,7 +165,7 @@ def _read_commit(table: Table, place: Folder, name: str, is_there: bool) -> str:
             if added := action.get("add"):
                 table.files[unquote(added["path"])] = added
     except (ValueError, KeyError, TypeError):
-        return "is cut or damaged"
+        return DAMAGED
     return ""
 
 

@@ -107,7 +107,7 @@ def _check_leases(queue: Queue, rows: list[Row]) -> None:
 
 
 def _check_consumers(queue: Queue) -> None:
-    """What is kept about the subscriptions is what a broker that was loaded would make of them."""
+    """The live facts about the subscriptions are those that a loaded broker would compute."""
     kept, made = queue.consumers, Consumers(queue.header.subscriptions)
     assert (kept.by_id, kept.by_number, kept.others) == (made.by_id, made.by_number, made.others)
     assert kept.again_at() == made.again_at(), f"{queue.definition.name}: sent again too late"

@@ -105,7 +105,7 @@ def _problem(key: str, value: str) -> Problem | None:
 
 
 def _wrong_number(text: Any, wanted: _Number) -> str:
-    """What is allowed, if the text is not such a number; else empty."""
+    """The allowed values, if the text is not such a number; else empty."""
     try:
         if wanted.least <= wanted.kind(text) <= wanted.most:
             return ""

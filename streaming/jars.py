@@ -40,7 +40,7 @@ JAVA_MAJOR_MIN = 17
 VERSION_S_MAX = 60.0
 FETCH_SECONDS_MAX = 900
 _STAMP = "complete"
-# What Ivy prints when it cannot reach a repository. It then calls every jar "not found".
+# Ivy prints this when it cannot reach a repository. It then calls every jar "not found".
 _OFFLINE = re.compile(
     r"HttpClientHandler: .*(refused|timed out|unreachable|unknown|not known|resol|handshake|SSL)",
     re.IGNORECASE,

@@ -148,8 +148,8 @@ class CallbackRunner:
             self.cancel_failed()
 
     def cancel_failed(self) -> None:
-        """Cancel messages whose callback failed. What Kafka does not take now is tried again at the
-        next `Consumer.tick`, because nobody else would settle these messages."""
+        """Cancel messages whose callback failed. If Kafka does not take a cancel now, the next
+        `Consumer.tick` tries again, because nobody else would settle these messages."""
         if not self._to_cancel:  # most often
             return
         with self._prefetch.lock:

@@ -234,7 +234,7 @@ class Prefetch:
 
 
 class FlowArrivals:
-    """What has arrived of one flow. percent, time: when to send a transport ack; gather_ms: the
+    """The arrivals of one flow. percent, time: when to send a transport ack; gather_ms: the
     shortest wait for an ack that can carry it."""
 
     __slots__ = ("_first_at", "_gather_ms", "_next", "_percent", "_time_ms", "_told")
@@ -282,7 +282,7 @@ class FlowArrivals:
 
 
 class Leases:
-    """Which leases to renew, which messages to hand back, and when to look again. limit: of
+    """The leases to renew, the messages to hand back, and the time of the next check. limit: of
     `auto_renew`; renews: whether it is on."""
 
     def __init__(self, limit: str | float, renews: bool) -> None:

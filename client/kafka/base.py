@@ -1,4 +1,4 @@
-"""What both Kafka transports share: checks, bounds, addresses, log lines.
+"""The common part of both Kafka transports: checks, bounds, addresses, log lines.
 
 `confluent` and `kafka_python` give the same guarantees, errors and bounds. Only their speed
 differs.

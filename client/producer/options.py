@@ -1,4 +1,4 @@
-"""What a publisher may set on a message, checked before anything is kept or sent; and its header.
+"""A publisher's options for a message, checked before anything is kept or sent; and its header.
 
 The engine cannot answer a message it cannot read: the message would stay in the producer's window
 and be sent again for ever. So a wrong option is refused here.

@@ -28,7 +28,7 @@ ON_DEMAND = frozenset(("_waiters", "_done_callbacks"))
 
 @dataclass(slots=True, eq=False, repr=False)
 class Receipt:
-    """What the engine answered to a sent message.
+    """The engine's answer to a sent message.
 
     sequence: the producer's number of the message. message_id: text; None if the engine stored
     nothing (mode `non_persistent`, or discarded) or has not answered yet. discarded: True if a

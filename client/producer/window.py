@@ -188,7 +188,7 @@ class Window:
         return [payload for _, payload in sorted(found.items())]
 
     def give_up(self) -> None:
-        """No more answers will come: fail the futures. What became of the messages is unknown;
+        """No more answers will come: fail the futures. The fate of the messages is unknown;
         `payloads` still lists them."""
         with self._lock:
             closed = NotConnected("closed before the engine answered")

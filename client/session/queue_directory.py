@@ -1,4 +1,4 @@
-"""Which broker has a queue, and which brokers there are: the client's view of `<vpn>.directory`.
+"""The brokers and their queues: the client's view of `<vpn>.directory`.
 
 A connection has a home broker. It handles topics and the queues it hosts. Other queues are found by
 name in the records `queue/<name>`. These may be out of date: a broker that does not have a queue
@@ -25,7 +25,7 @@ QUEUE = topics.DIRECTORY_QUEUE.encode()  # prefixes of keys
 BROKER, CHANGE_REQUEST = b"broker/", b"wish/"
 ASK_S = 0.5
 CHANGE_S_MAX = 300.0  # adding or removing a broker brings the whole home to rest first
-# What a broker's record may leave out.
+# The fields that a broker's record may leave out.
 NOT_YET = {
     "epoch": 0, "group": "", "state": "", "why": "", "worker": None, "steps": None, "load": None,
 }  # fmt: skip

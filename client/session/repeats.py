@@ -1,4 +1,4 @@
-"""Which lines of a log are news. A lost broker or a missing topic would repeat them endlessly."""
+"""Drops repeated log lines: a lost broker or a missing topic would repeat them endlessly."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ GATHER_MS = 50
 
 
 class Duties(Protocol):
-    """What a runner needs of its session: `Session`, which says what these do."""
+    """The part of `Session` that a runner needs; see there."""
 
     vpn: str
     session: str
@@ -95,7 +95,7 @@ class Runner(Protocol):
         return
 
     def gathering(self) -> None:
-        """What producers have gathered may be sent now."""
+        """Send the messages that producers have gathered."""
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """Call ``work`` now and whenever it is ``ready``, until it returns False.

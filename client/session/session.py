@@ -248,7 +248,7 @@ class Session(BrokerRequests):
                 self._subscribe_again(its)
 
     def _subscribe_again(self, lost: list[Consuming]) -> None:
-        """Bind consumers again after a lost session or a move. What they held is lost (C3)."""
+        """Bind consumers again after a lost session or a move. They lose their messages (C3)."""
         left = lost
         try:
             while left and self.is_open:

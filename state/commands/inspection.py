@@ -75,7 +75,7 @@ def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
 
 
 def usage(broker: Broker, vpn: str, command: Usage) -> dict[str, Any]:
-    """What a VPN and the broker use, their limits, and their alerts (S3, S8, S9, B4)."""
+    """The usage of a VPN and of the broker, their limits, and their alerts (S3, S8, S9, B4)."""
     header, system, spool = broker.header, broker.header.system, broker.spool
     number, limits = header.vpns.get(vpn, 0), header.vpn_limits.get(vpn)
     return {

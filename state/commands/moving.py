@@ -43,7 +43,7 @@ MOVED_FROM, DEAD_OF = "moved from ", ", dead of "
 
 
 def because(command: Change, *first: str) -> str:
-    """Who asked for a change and why, for the journal."""
+    """The client that requested a change, and its reason, for the journal."""
     who = f"by {command.who}" if command.who else ""
     return ", ".join(text for text in (*first, who, command.why) if text)
 

@@ -1,4 +1,4 @@
-"""Who sent a command, and what that client may do.
+"""The sender of a command, and its permissions.
 
 Permissions. A client has one level for a queue, which includes all lower ones:
 

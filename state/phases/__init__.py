@@ -1,1 +1,1 @@
-"""What a step does, phase by phase: take in, act on what is due, deliver, watch."""
+"""The phases of a step: take in, act on what is due, deliver, watch."""

@@ -144,7 +144,7 @@ class Broker:
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 
     def part(self, most: int) -> int:
-        """What this step may use of a limit of background work (`limits.divisor`)."""
+        """This step's share of a limit of background work (`limits.divisor`)."""
         return max(most // self._divisor, 1)
 
     def end(self) -> int:

@@ -1,4 +1,4 @@
-"""What the core asks about other brokers and bridges, with the answers of a broker that has
+"""The core's questions about other brokers and bridges, with the answers of a broker that has
 neither.
 
 The core does not import `mesh`. It asks this class where other brokers matter, and `mesh` answers
@@ -106,7 +106,7 @@ class MeshInterface:
         """Note that messages have left a stand-in, for whatever reason."""
 
     def of_engine(self, queue: Queue) -> str:
-        """What a stand-in is, as part of a sentence that refuses a command."""
+        """Describe a stand-in, as part of a sentence that refuses a command."""
         raise NotImplementedError
 
     def why_waiting(self, queue: Queue) -> str | None:

@@ -18,7 +18,7 @@ KEPT, RELEASED, DEAD = "kept", "released", "dead"
 
 
 class Event(enum.Enum):
-    """What can happen to a message. The value is its text in the docs."""
+    """The events of a message's life. The value is its text in the docs."""
 
     __hash__ = object.__hash__  # events are keys on the path of every message; enum's hash is slow
 

@@ -1,4 +1,4 @@
-"""What removes messages right after one has entered: early acks (L9) and a quota of 0 (S10).
+"""Removals right after a message has entered: early acks (L9) and a quota of 0 (S10).
 
 Early acks. The queue keeps an ack for an unknown id for `deferred_ack_expiration`. When the message
 arrives, it is removed undelivered and counts as acknowledged. If there is no room for an ack, it

@@ -167,7 +167,7 @@ class FarHome:
                 self.poll()
 
     def answers(self) -> list[Any]:
-        """What has come."""
+        """The records that have come."""
         assert self._reader is not None
         return taken(self._reader)
 

@@ -26,13 +26,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ...protocol.errors import LakequeueError
-from ...protocol.file_sums import damage_of, remove
+from ...protocol.file_sums import DAMAGED, damage_of, remove
 from ...protocol.folders import Folder
 
 log = logging.getLogger("lakequeue.engine")
 
 METADATA = "metadata"
-CUT = "is cut or damaged"
 _STATE_FILE = re.compile(r"(\d+)\.(changelog|zip)")
 _CHANGES, _WHOLE = "changelog", "zip"
 
@@ -139,7 +138,7 @@ def _damage_of_whole(store: Path, file: Path) -> str:
             if not there.exists() or there.stat().st_size != one["sizeBytes"]:
                 return f"names {there.name}, which is missing or cut"
     except (zipfile.BadZipFile, ValueError, KeyError, TypeError):
-        return CUT
+        return DAMAGED
     return ""
 
 
@@ -165,11 +164,11 @@ def _damage_of_lines(file: Path) -> str:
     version, _, rest = file.read_text(errors="replace").partition("\n")
     lines = [line for line in rest.splitlines() if line != "-"]  # a source without an offset
     sound = version.startswith("v") and bool(lines) and all(map(_parses, lines))
-    return "" if sound else CUT
+    return "" if sound else DAMAGED
 
 
 def _damage_of_json(file: Path) -> str:
-    return "" if _parses(file.read_text(errors="replace")) else CUT
+    return "" if _parses(file.read_text(errors="replace")) else DAMAGED
 
 
 def _parses(text: str) -> bool:

@@ -123,7 +123,7 @@ class TableCare(WatchThread):
                 self._metrics.level("table_bytes", size, table.name)
                 self._metrics.level("table_files", files, table.name)
         except OSError as error:  # an object store refuses; the next time
-            log.debug("the tables cannot be looked at: %s", error)
+            log.debug("the tables cannot be inspected: %s", error)
 
 
 def disk_use(folder: Folder) -> tuple[int, int]:

@@ -174,7 +174,7 @@ def first_offsets(bootstrap: str, places: list[PartitionId]) -> dict[PartitionId
     return TopicsNow(kafka).ends(places, OffsetSpec.earliest())
 
 
-# What can happen to a topic while it is read: an event, and its log line.
+# Faults of a topic while it is read: an event, and its log line.
 LOST, ANEW, BACK = "records_lost", "topic_made_anew", "kafka_went_back"
 _OF_TOPIC = {
     "lost": (

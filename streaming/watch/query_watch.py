@@ -272,7 +272,7 @@ class EngineWatch:
         return restarts.pause_s(f"the query {name!r}", why, self._see)
 
     def _missing(self) -> str:
-        """What the queries need that is missing now; empty if nothing is."""
+        """The missing requirements of the queries; empty if nothing is missing."""
         try:
             require_broker(self._bootstrap)
         except NotConnected as error:

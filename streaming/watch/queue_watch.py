@@ -84,10 +84,10 @@ class QueueWatch:
                 self._figures.seen(look)
                 rest_s = min(max(rest_s, SHARE * look.seconds), REST_S_MAX)
                 if look.missing:
-                    log.info("some queues cannot be looked at: %s", "; ".join(look.missing))
+                    log.info("some queues cannot be inspected: %s", "; ".join(look.missing))
             except Exception as error:  # Kafka is away, or somebody wrote into the directory
                 bug = not isinstance(error, LakequeueError)
-                log.info("the queues cannot be looked at: %s", error, exc_info=bug)
+                log.info("the queues cannot be inspected: %s", error, exc_info=bug)
                 _close(connections)
             self._seen.set()
             if self._stopping.wait(rest_s) or not self._still_wanted():
@@ -111,7 +111,7 @@ class QueueWatch:
         finally:
             _close(connections)
         if look.missing:
-            raise LakequeueError(f"not all queues can be looked at: {'; '.join(look.missing)}")
+            raise LakequeueError(f"not all queues can be inspected: {'; '.join(look.missing)}")
         return look
 
     def _look(self, connections: dict[str, Any]) -> Look:
@@ -165,7 +165,7 @@ def _bridges(connection: Any) -> list[dict[str, Any]]:
     try:
         return list(connection.admin().bridges())
     except LakequeueError as error:
-        log.info("bridges cannot be looked at: %s", error)
+        log.info("bridges cannot be inspected: %s", error)
         return []
 
 

@@ -122,7 +122,9 @@ def test_R1_where_no_batch_is_whole_the_command_is_named(checkpoint: Path) -> No
     for name in ("1.changelog", "2.changelog", "3.changelog", "4.changelog", "1.zip"):
         (checkpoint / STORE / name).unlink()
     cut(checkpoint / STORE / "5.zip")
-    with pytest.raises(LakequeueError, match=r"5.zip is cut or damaged.*`lakequeue rebuild --from"):
+    with pytest.raises(
+        LakequeueError, match=r"5.zip is truncated or damaged.*`lakequeue rebuild --from"
+    ):
         set_back(checkpoint)
 
 
