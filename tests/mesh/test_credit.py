@@ -100,7 +100,7 @@ ONE, OTHER = "/n = 1", "/n = 2"
         pytest.param({ONE: 2}, {OTHER: 2}, 0, [(OTHER, 2), (ONE, None)], {OTHER: 2}, id="filters"),
     ],
 )
-def test_H4_credit_is_sent_when_half_or_all_of_it_is_used(
+def test_H4_credit_is_sent_when_less_than_half_or_none_of_it_is_left(
     left: credit.Rooms, rooms: credit.Rooms, ready: int, told: Any, then: credit.Rooms
 ) -> None:
     header = SimpleNamespace(depth=ready + 5, leased=2, delayed=3)
@@ -199,9 +199,8 @@ def test_S7_M2_a_local_queue_is_recreated_while_messages_cross(late: str, networ
     hears_late(network, late)
     make_anew(mesh, NEW)
     sent = [mesh.send("a", "news")]
-    crossed = mesh.send(
-        "c", "news"
-    )  # from c, into the old one, if c does not know of the new one yet
+    # into the old one, if c does not know the new one yet
+    crossed = mesh.send("c", "news")
     if late == "b":
         sent.append(crossed)
     mesh.advance("5s")
@@ -225,7 +224,7 @@ def test_S7_an_answer_about_a_deleted_queue_does_not_affect_the_new_one(network:
     assert ids(mesh.take("new", "b", rounds=5)) == sent
 
 
-def test_Q2_each_host_of_a_queue_names_its_topics() -> None:
+def test_Q2_each_host_of_a_queue_reports_a_topic_subscription() -> None:
     mesh = Mesh(shared())
     admin = mesh.at["c"].admin()
     assert admin.subscribe_topic("orders", "news") is True

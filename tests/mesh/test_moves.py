@@ -169,8 +169,7 @@ def test_M5_a_move_begun_by_an_earlier_version_continues(network: Network) -> No
     assert (mesh.where()["q"], mesh.ids("q")) == ("b", sent)
 
 
-# ---------------------------------------------------------------- only confirmed messages are
-# dropped
+# ---------------------------------------------------------------- unconfirmed messages are kept
 
 FEW = Limits(live_rows=4, segment_rows=4, bulk_rows=4, beside=1)
 
@@ -358,8 +357,9 @@ def test_M5_a_failed_queue_stays_until_it_is_redefined() -> None:
     assert mesh.where() == {"q": "c"}
 
 
-def test_M5_a_called_back_queue_stays_before_the_keeper_knows() -> None:
-    """It redefines it meanwhile; also on a broker that restarts from its last mark."""
+def test_M5_a_called_back_queue_stays_even_before_the_keeper_knows() -> None:
+    """The keeper redefines the queue meanwhile. Also on a broker that restarts from its last
+    mark."""
     mesh = Mesh(local("q", "b"))
     mesh.engine.cut("c")
     moved = mesh.move("q", "c")

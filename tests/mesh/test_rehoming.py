@@ -126,8 +126,8 @@ def unchanged(limits: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("changes", CHANGES)
-def test_M4_clients_notice_no_difference(changes: str, limits: str) -> None:
-    """Positions, priorities, barriers, lanes, delays, lives, leases, counts (O1–O4, L4, L12,
+def test_M4_clients_notice_no_change_of_brokers(changes: str, limits: str) -> None:
+    """Positions, priorities, barriers, lanes, delays, expirations, leases, counts (O1–O4, L4, L12,
     X1)."""
     engine = filled(0, LIMITS[limits]).engine
     for change in CHANGES[changes]:
@@ -430,8 +430,7 @@ def test_H5_a_shut_down_queue_stays_so_when_a_broker_is_added() -> None:
     assert consumer.receive(timeout=0) is not None
 
 
-# ---------------------------------------------------------------- contents that the remaining
-# broker drops
+# ---------------------------------------------------------------- shared contents
 
 
 def test_M4_S2_a_content_dropped_by_one_queue_stays_for_the_others() -> None:

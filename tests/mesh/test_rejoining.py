@@ -135,7 +135,7 @@ def sent(*numbers: int) -> list[Sent]:
 
 
 def speaker_at(name: str, step: int) -> RejoiningBroker | None:
-    """a sends one message a step; b receives each pair of them in its second step."""
+    """a sends one message a step; b receives them in pairs, in every second step."""
     if not 1 <= step <= 100:
         return None
     if name == "a":
@@ -153,8 +153,8 @@ def test_R3_no_rebuilt_broker_has_received_unsent_messages() -> None:
 
 
 def test_R3_messages_confirmed_by_a_lost_step_are_kept() -> None:
-    """b confirms a message, and a's confirmation is lost with its step: a must still be able to
-    repeat it."""
+    """a drops a message once b confirms it. If b loses the step that confirmed it, a goes back to a
+    step that still has the message."""
 
     def confirmed(name: str, step: int) -> RejoiningBroker | None:
         if name == "b":

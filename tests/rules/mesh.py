@@ -86,7 +86,7 @@ class Mesh:
         return self.producer(broker).send(to, payload, **options).message_id
 
     def plain(self, to: str, body: bytes = b"{}", partition: int = 0) -> None:
-        """Write records as a plain Kafka producer."""
+        """Write a record without a producer id or a sequence."""
         meta = b'{"to":"%s"}' % to.encode()
         self.engine.publish("default.publish", body, None, [(HEADER, meta)], partition=partition)
 

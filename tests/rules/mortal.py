@@ -22,7 +22,7 @@ NOT_REPEATED = (Alert, Deadline, Journal)  # readers of the journal recognise ro
 
 
 class Fate:
-    """When which broker dies: drawn from one seed. deaths: so far."""
+    """Decides from one seed when a broker dies. deaths: their number so far."""
 
     def __init__(self, seed: int, death: float = 0.1, snapshot: float = 0.2) -> None:
         self.random = random.Random(seed)

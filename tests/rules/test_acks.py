@@ -55,7 +55,7 @@ def test_C4_the_iterator_yields_the_available_messages(bench: Bench) -> None:
     assert [message.id for message, _ in zip(consumer, range(3), strict=False)] == sent
 
 
-def test_L9_an_early_ack_of_a_range_is_stored_as_one() -> None:
+def test_L9_a_range_of_early_acks_is_not_split_beyond_the_limit() -> None:
     """Every other id belongs to another queue, which would split the range again and again."""
     steps = started(define(), define("more"), subscribe("a"), limits=Limits(early_acks=3))
     steps.run([c.Ack(queue="orders", subscription="a", ids=f"1-{10**12}")])
@@ -66,7 +66,7 @@ def test_L9_an_early_ack_of_a_range_is_stored_as_one() -> None:
 
 
 def test_L9_an_expired_early_ack_does_not_count() -> None:
-    """Also where that is the first step since."""
+    """Also if the message arrives in the first step after the expiry."""
     steps = started(define(deferred_ack_expiration="10s"), subscribe("a"))
     steps.run([c.Ack(queue="orders", subscription="a", ids="1")])
     steps.now += 10_000

@@ -79,7 +79,7 @@ def test_X1_X6_an_overdue_message_is_not_redriven() -> None:
 
 
 def test_C2_repeated_deliveries_have_a_budget_and_keep_their_order() -> None:
-    """A silent client has 200 unconfirmed messages: they are not repeated in one step."""
+    """A silent client has 200 unconfirmed messages: they are not all repeated in one step."""
     consumer = subscribe("a", 300, transport_acks=True)
     steps = started(define(**WIDE), consumer, limits=Limits(again_rows=30, again_bytes=1_000))
     for start in range(0, 200, 50):
@@ -116,7 +116,7 @@ BULK: dict[str, c.Command] = {  # by the event of each message
 
 
 @pytest.mark.parametrize("event", BULK)
-def test_R6_X6_L13_commands_that_read_payloads_keep_to_their_bytes(event: str) -> None:
+def test_R6_X6_L13_commands_that_read_payloads_keep_their_byte_budget(event: str) -> None:
     dying = define(dead_message_queue="dead", expiration="1s", **WIDE)
     steps = started(define("dead", **WIDE), dying, limits=Limits(bulk_bytes=10_000), checked=False)
     steps.run(publishes=[("orders", body(n=n, x="x" * 1_000)) for n in range(100)])
@@ -203,7 +203,7 @@ def test_L9_early_acks_beyond_the_limit_are_counted_and_reported_once() -> None:
     assert described(steps)["ack_ignored"] == 997
 
 
-TOO_MANY: dict[str, tuple[Limits, list[c.Command], str]] = {  # taken, and then dropped
+TOO_MANY: dict[str, tuple[Limits, list[c.Command], str]] = {  # the last one is refused
     "queue": (
         Limits(subscriptions=3),
         [*[subscribe(f"s{n}", session="me") for n in range(3)], subscribe("s0", session="me"),

@@ -96,7 +96,7 @@ class Watched(Two):
         homes.take = take  # type: ignore[method-assign]
 
     def begin(self, *known: WireRecord) -> None:
-        """A new follower of the ends; known: the records it has read."""
+        """Replace the follower of the ends. known: the records that the new one has read."""
         west = self.engines["west"]
         west.homes = JoinedHomes(west, self.engines.get)  # type: ignore[arg-type]
         for record in known:
@@ -109,7 +109,7 @@ class Watched(Two):
         assert self.seen()["on_its_way"] == 0
 
 
-def test_h1_late_records_of_its_earlier_broker_do_not_disturb_a_bridge() -> None:
+def test_h1_late_records_of_earlier_brokers_do_not_disturb_a_bridge() -> None:
     homes = Watched()
     west = homes.engines["west"]
     west.configure(parse_configuration({"brokers": ["near", "beside"]}))
@@ -130,7 +130,7 @@ def test_h1_a_new_follower_learns_all_ends_when_the_engine_starts() -> None:
     homes.make(BRIDGE)
     homes.delete("out")
     homes.make(BRIDGE)
-    homes.begin(homes.written[1])  # it is gone
+    homes.begin(homes.written[1])  # the record of the deletion
     assert homes.engines["west"].homes.copiers("out") == []
     homes.engines["west"].instruct("default", c.encode_command(c.Begin(epoch=0)))
     homes.check_goes_on()
@@ -140,7 +140,7 @@ def test_h1_a_copier_learns_that_its_bridge_is_gone() -> None:
     homes = Watched()
     homes.make(BRIDGE)
     homes.delete("out")
-    homes.begin(homes.written[0])  # it exists
+    homes.begin(homes.written[0])  # the record of the first definition
     assert len(homes.engines["west"].homes.copiers("out")) == 1
     homes.advance("1s")
     assert homes.engines["west"].homes.copiers("out") == []

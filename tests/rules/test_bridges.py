@@ -44,7 +44,7 @@ def test_x4_time_on_the_first_broker_counts_against_the_ttl(waits: str) -> None:
     assert two.depth("q") == 0
 
 
-def test_x1_a_message_that_expires_in_the_outbox_is_not_sent_and_blocks_nothing() -> None:
+def test_x1_a_message_that_expires_while_waiting_is_not_sent_and_blocks_nothing() -> None:
     two = Two()
     two.define("q", "a/>", max_spool_messages=1)
     two.send("a/b", "first")
@@ -136,14 +136,13 @@ def test_h3_with_lanes_a_full_endpoint_blocks_only_its_own_messages() -> None:
     assert blocked["destinations"] == ["a/b/c"]
     two.bodies("queue1")
     two.advance("10s")
-    assert two.bodies("queue1") == [
-        f"a/b/c:{n}" for n in range(4)
-    ]  # in order, as room becomes free
+    # in order, as room becomes free
+    assert two.bodies("queue1") == [f"a/b/c:{n}" for n in range(4)]
 
 
 @LANES
 def test_h3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
-    """The new number counts once nothing waits."""
+    """The new setting applies once nothing waits."""
     other = {"none": "per-destination", "per-destination": "none"}[lanes]
     two = full_queue(lanes)
     two.send("a/b/c", "first")

@@ -93,7 +93,7 @@ def test_F5_the_memory_of_a_filter_is_bounded() -> None:
 
 @pytest.mark.parametrize("command", ["cancel", "renew"])
 @pytest.mark.parametrize("ms", [9_504_000_000_000_000_000, 1 << 62, (1 << 63) - 1, -(1 << 62)])
-def test_L10_L11_a_senseless_time_is_refused(command: str, ms: int) -> None:
+def test_L10_L11_an_extreme_duration_is_refused(command: str, ms: int) -> None:
     steps = Steps()
     steps.run([define(), subscribe("a", 1)], [("orders", b"{}")] * 2)
     text = {"command": command, "queue": "orders", "subscription": "a", "ids": "1"}
@@ -163,7 +163,7 @@ def test_S1_every_output_fits_into_a_record(made: Any) -> None:
 # ---------------------------------------------------------------- leases are the engine's (L4, L10)
 
 
-def test_L10_the_answer_to_a_renewal_has_its_effect() -> None:
+def test_L10_a_renewal_is_answered_with_the_lease_and_the_renewed_ids() -> None:
     steps = Steps()
     steps.run([define(lease_period="5s"), subscribe("a", 2)], [("orders", b"{}")] * 3)
     renew = c.Renew(queue="orders", subscription="a", ids="1-3", period_ms=60_000, reply=REPLY)
@@ -174,7 +174,7 @@ def test_L10_the_answer_to_a_renewal_has_its_effect() -> None:
 # ---------------------------------------------------------------- definitions (Q7, Q9, S7)
 
 
-def test_Q9_deletes_and_definitions_of_one_batch_follow_the_log() -> None:
+def test_Q9_deletes_and_definitions_of_one_batch_apply_in_log_order() -> None:
     """The new queue is empty and takes messages; then it is gone."""
     steps = Steps()
     delete = c.Delete(queue="orders", reply=REPLY)

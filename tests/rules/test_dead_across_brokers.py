@@ -1,5 +1,5 @@
 """Dead messages reach their dead message queue on any broker, as on a single one: also while queues
-move, and with brokers away or full, and slow channels (X5, X6, Q5)."""
+move, brokers are away or full, and channels are slow (X5, X6, Q5)."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_X5_a_dead_message_is_alike_with_one_and_several_brokers(keys: dict[str,
     assert (near[4]["dead_lettered"], near[4]["discarded"], near[5]["depth"]) == (5, 1, 5)
 
 
-def test_X5_X6_the_journal_shows_both_ways() -> None:
+def test_X5_X6_the_journal_shows_a_dead_message_leave_and_return() -> None:
     one = Dying()
     sent = one.send("a", "q")
     one.reject_all("q")
@@ -93,7 +93,9 @@ def test_X5_X6_the_journal_shows_both_ways() -> None:
 
 
 @pytest.mark.parametrize(("how", "why"), [("full", "queue_quota"), ("shut down", "queue_shutdown")])
-def test_M3_X5_dead_messages_wait_for_a_full_remote_dead_message_queue(how: str, why: str) -> None:
+def test_M3_X5_dead_messages_refused_by_a_remote_dead_message_queue_wait(
+    how: str, why: str
+) -> None:
     one = Dying()
     one.send("a", "q", b"1")
     one.reject_all("q")
@@ -131,7 +133,7 @@ def test_X5_dead_messages_for_a_deleted_remote_queue_are_discarded() -> None:
     assert one.stored() == [0, 0, 0]
 
 
-def test_X5_the_host_that_takes_dead_messages_of_a_group() -> None:
+def test_X5_dead_messages_go_to_any_host_of_a_group_and_to_an_initial_owner() -> None:
     one = Dying(
         local("q", "a", dead_message_queue="g"), local("p", "b", dead_message_queue="l"),
         shared("g", group=["b", "c"]), shared("all", dead_message_queue="dmq"), local("dmq", "c"),
@@ -199,7 +201,7 @@ def test_X6_a_message_that_dies_again_in_transit_lists_both_queues(network: Netw
     sent = one.send("a", "t")
     network.fault = lambda word: LATE
     one.reject_all("q")
-    one.reject_all("p")  # q's was sent
+    one.reject_all("p")  # q's dead message is in transit
     catch_up(one, network)
     assert one.ids("dmq") == [sent]
     assert [one.counters(q)["dead_lettered"] for q in "qp"] == [1, 1]
@@ -298,7 +300,7 @@ def test_X6_a_redrive_works_alike_with_one_and_several_brokers(keys: dict[str, s
         left = [(m.expires_at - m.entered).total_seconds() for m in one.admin.browse("q")]
         stayed = [(m.payload, m.headers.get("lq-dead-queue")) for m in one.admin.browse("dmq")]
         here = [one.counters("q"), one.counters("dmq")]
-        here[1].pop("returned")  # of a refusal elsewhere, as in distributed queues
+        here[1].pop("returned")  # counts refusals by another broker, as in distributed queues
         events = [(e["queue"], e["moved"], e["stayed"]) for e in one.admin.events()
                   if e["event"] == "redriven"]  # fmt: skip
         return [done, read, headers, left, stayed, here, events]

@@ -25,7 +25,7 @@ def told(admin: Admin, kind: str) -> dict[str, Any]:
     }
 
 
-KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # all of it, with one change
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # a whole definition, and one change
     "define": (QUEUE, {"max_backlog": 9}),
     "bridge": (LINK, {"subscriptions": ["b/>"]}),
 }

@@ -196,7 +196,7 @@ def test_Q7_an_extremely_long_number_is_refused(key: str) -> None:
     assert "very large" in str(problems(**{key: 10**5000})[key])
 
 
-def test_Q9_keys_that_cannot_change() -> None:
+def test_Q9_keys_that_cannot_change_while_the_queue_exists() -> None:
     old = define()
     assert redefine(old, define(max_backlog=5, filter="/a > 1", expiration="3s")) == []
     new = define(name="other", message_type="text", type="LocalQueue")

@@ -116,7 +116,7 @@ def test_a_definition_sent_to_another_broker_is_forwarded(mesh: Mesh) -> None:
     assert mesh.where() == {}
 
 
-def test_an_added_broker_learns_all_and_hosts_the_queues_of_all() -> None:
+def test_an_added_broker_learns_all_queues_and_hosts_those_of_all_brokers() -> None:
     mesh = Mesh(shared("all"), local("q"), brokers="a")
     mesh.engine.configure(parse_configuration({"brokers": list(BROKERS)}))
     at_c = mesh.engine.connect("c").admin()
@@ -278,7 +278,7 @@ def test_a_producer_is_redirected_and_keeps_its_order(mesh: Mesh) -> None:
     assert "no_matching_destination" not in mesh.admin.usage()["vpn"]["refused"]
 
 
-def test_a_publish_without_a_host_is_forwarded() -> None:
+def test_a_publish_without_a_receipt_is_forwarded_to_the_host() -> None:
     mesh = Mesh(local("q", "c"))
     mesh.at["b"].publish_raw(
         "default.publish", b"1", key=b"k", headers={"lq": b'{"to": "q"}', "own": b"x"}

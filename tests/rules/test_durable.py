@@ -85,14 +85,14 @@ def test_P1_a_repeated_message_is_stored_once_and_confirmed_with_the_tables(
     steps.run(publishes=[durable(1)])
     first_end = steps.offsets + 1
     assert told(steps.run(publishes=[durable(1)])) == []
-    again = tables(steps.offsets + 1)  # commands that have taken no number yet
+    again = tables(steps.offsets + 1)  # before commands raise the offset
     assert told(steps.run([tables(first_end)])) == [("p", 1)]
     assert told(steps.run([again])) == [("p", 1)]
 
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_long_list_of_receipts_is_sent_in_parts_in_order(restart: bool) -> None:
-    """R3: the row is part of the state, so it survives with it."""
+    """R3: the list is part of the state, so it survives a restart."""
     steps = started(*QUEUE, limits=Limits(due_names=7))
     for seq in range(1, 121):  # a page has 50
         assert told(steps.run(publishes=[durable(seq)])) == []

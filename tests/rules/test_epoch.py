@@ -56,7 +56,7 @@ def test_L8_ids_of_another_home_are_ignored(steps: Steps, command: c.Named, epoc
 def test_L8_an_answer_names_its_home(steps: Steps) -> None:
     steps.run([c.Begin(epoch=7), DEFINE], [("orders", b"x")])
     looks = [c.Describe(queue="orders", reply=REPLY), c.Browse(queue="orders", reply=REPLY)]
-    wrong = c.Browse(queue="nobody", reply=REPLY)  # has nothing about messages
+    wrong = c.Browse(queue="nobody", reply=REPLY)  # an error is about no messages
     answers = of(Reply, steps.run([*looks, wrong]))
     assert [a.epoch for a in answers] == [7, 7, 0]
     told = [msgspec.json.decode(record.value) for record in wire.encode(answers)]
@@ -95,9 +95,8 @@ def test_L8_an_administrator_changes_only_messages_of_the_home_browsed(
     homes.become(8)
     with pytest.raises(LakequeueError, match=r"epoch: 7 – .* another home; this one has epoch 8"):
         getattr(admin, command)("orders", ids="1")
-    homes.connection.consumer(
-        "orders", max_backlog=1
-    ).close()  # a client that knows only 8's number has not browsed
+    # the consumer learns of epoch 8, but the administrator has not browsed since
+    homes.connection.consumer("orders", max_backlog=1).close()
     with pytest.raises(LakequeueError, match="another home"):
         getattr(admin, command)("orders")
     assert admin.describe("orders")["depth"] == 3

@@ -183,8 +183,7 @@ def test_C2_unconfirmed_deliveries_are_repeated_in_time() -> None:
         assert walk.consumers.again_at() == min(one.again_at() for one in walk.listed)
 
 
-# ---------------------------------------------------------------- changes of a consumer's place
-# within a step
+# ---------------------------------------------------------------- changes within a step
 
 
 def test_L1_a_closing_subscription_gets_no_more_messages() -> None:
@@ -206,7 +205,7 @@ FLOWS = [subscribe(name, 9, transport_acks=True, filter=f"/to = '{name}'") for n
 TO_A, TO_B = ("orders", b'{"to": "a"}'), ("orders", b'{"to": "b"}')
 
 
-def test_C2_a_fast_client_gets_repetitions_sooner() -> None:
+def test_C2_a_client_that_confirms_sooner_gets_repetitions_sooner() -> None:
     steps = started(tools.define(**NINE), *FLOWS)
     steps.run(publishes=[TO_A])
     assert delivered(steps.tick(2_000)) == [1]  # from here on the wait is 4 s
@@ -225,7 +224,7 @@ def test_C2_without_budget_a_repetition_comes_in_the_next_step() -> None:
     assert [delivered(steps.step(Batch())) for _ in range(2)] == [[1, 2], [3, 4]]
 
 
-def test_F5_the_consumer_chosen_for_an_expired_message_gets_the_next_one() -> None:
+def test_F5_the_consumer_chosen_for_an_oversized_message_gets_the_next_one() -> None:
     """With filters, messages are given out one by one before they are examined."""
     steps = started(tools.define())
     steps.run(publishes=[("orders", tools.body(x="x" * 2_000)), ("orders", b"{}")])

@@ -46,7 +46,7 @@ class Budgeted(Steps):
         self.evaluated()
         said = self.step_alone(batch)
         found = self.evaluated()
-        assert found <= self.limits.looks + self.texts - 1, f"{found} looked at in one step"
+        assert found <= self.limits.looks + self.texts - 1, f"{found} examined in one step"
         self.looked += found
         self.check()
         return said
@@ -121,14 +121,14 @@ def test_F5_O1_with_any_budget_every_message_finds_its_consumer(
 
 
 def test_F5_describe_shows_when_no_filter_matches(bench: Bench) -> None:
-    """From the engine itself, so in every view of it."""
+    """The engine itself computes this, so every view shows it."""
     for n in range(300):
         bench.send({"n": n})
     two = [bench.consumer(filter=f"/n = {n}") for n in (1_000, 1_001)]
     assert bench.seen()["blocked"] == NO_MATCH
     assert [q["blocked"] for q in bench.admin.queues()] == [NO_MATCH], "in the list as well"
     bench.send({"n": 1_001})
-    assert bench.seen()["blocked"] == NO_MATCH, "the consumer is listed"
+    assert bench.seen()["blocked"] == NO_MATCH, "the only match is delivered already"
     assert len(drain(two[1])) == 1
     everything = bench.consumer()
     assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)

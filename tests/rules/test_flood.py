@@ -149,7 +149,7 @@ def test_ordinary_commands_are_not_useless() -> None:
 
 
 @pytest.mark.parametrize("kind", [c.Ack, c.Cancel, c.Reject, c.Renew, c.Returned])
-def test_acks_without_effect_are_useless(kind: Any) -> None:
+def test_commands_about_a_settled_message_are_useless(kind: Any) -> None:
     steps = started(define(), subscribe("w", session="s"))
     assert delivered(steps.run(publishes=[("orders", b"1")]), "w") == [1]
     steps.run([c.Ack(ids="1", **MINE)])

@@ -131,7 +131,7 @@ def test_Q5_wrong_groups_are_refused(keys: dict[str, Any], why: str) -> None:
     ({"initial_owner": "w1", "group_local_queue_domain": "sea"},
      "group_local_queue_domain: 'sea' – cannot change while the queue exists; it is None"),
 ])  # fmt: skip
-def test_Q9_a_queue_keeps_its_type(keys: dict[str, Any], why: str) -> None:
+def test_Q9_a_queue_keeps_its_group_or_domain(keys: dict[str, Any], why: str) -> None:
     """Its name and its group, or its domain, identify the queue: a name is used once."""
     mesh = Groups(queue(initial_owner="w1"))
     with pytest.raises(ConfigError, match=why):

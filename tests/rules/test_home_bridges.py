@@ -45,7 +45,7 @@ def test_h1_messages_keep_all_fields_on_the_way_to_another_home() -> None:
     assert far["home"] == {"epoch": 0, "broker": "near"}
 
 
-def test_h1_an_unreachable_home_loses_and_doubles_nothing() -> None:
+def test_h1_a_home_unreachable_for_minutes_loses_and_doubles_nothing() -> None:
     homes = Two(TINY)
     homes.define("q", "a/>")
     homes.send("a/1", *range(3))
@@ -211,7 +211,7 @@ def test_h1_a_far_end_recreated_on_another_broker_continues() -> None:
     assert homes.seen()["taken"] == 10
 
 
-def test_h1_a_new_far_home_gets_everything_unconfirmed() -> None:
+def test_h1_a_recreated_far_home_gets_messages_from_the_oldest_unconfirmed_one() -> None:
     homes = Two()
     homes.define("q", "a/>")
     homes.send("a/1", 1, 2, 3)

@@ -136,7 +136,7 @@ def test_confirmed_records_are_forgotten_and_others_repeated_on_request(a: One) 
     assert channel.deadline(a.broker, a.facts) == NEVER
 
 
-def test_unconfirmed_records_cause_a_question(a: One) -> None:
+def test_a_sender_asks_about_unconfirmed_records(a: One) -> None:
     channel.say(a.broker, a.facts, 1, Note(0))
     a.broker.now += channel.SYNC_MS
     assert a.said() == [(0, Sync(answer=True))]
@@ -193,7 +193,7 @@ def test_records_of_another_home_are_skipped(a: One) -> None:
 
 
 @given(st.lists(st.integers(0, 800_000), max_size=60))
-def test_long_messages_between_brokers_are_split(sizes: list[int]) -> None:
+def test_columns_are_sliced_so_that_each_part_fits(sizes: list[int]) -> None:
     parts = list(mesh_messages.slices(sizes))
     assert [size for part in parts for size in sizes[part]] == sizes
     for part in parts:

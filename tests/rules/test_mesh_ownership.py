@@ -111,7 +111,7 @@ def test_X5_dead_messages_go_to_the_owners_dead_message_queue() -> None:
     assert ids(drain(mesh.consumer("a"))) == [sent]
 
 
-def test_the_journal_has_the_whole_way() -> None:
+def test_the_journal_shows_every_change_of_ownership() -> None:
     mesh = Mesh(shared())
     sent = mesh.send("a")
     take(mesh.consumer("b"))
@@ -172,7 +172,7 @@ def test_H4_L12_scheduled_messages_start_with_the_initial_owner_too() -> None:
     assert len(drain(consumer)) == 1
 
 
-# ---------------------------------------------------------------- commands about all
+# ---------------------------------------------------------------- commands to all hosts
 
 
 class Filled(Mesh):

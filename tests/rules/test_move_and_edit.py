@@ -108,7 +108,7 @@ def test_R6_edited_headers_are_seen_delivered_and_journaled(bench: Bench) -> Non
     ],
     ids=["none", "lq-id", "lq", "together", "value", "long name", "very long value"],
 )
-def test_R6_fields_that_cannot_be_edited_are_named(
+def test_R6_headers_that_cannot_be_edited_are_refused_with_the_reason(
     bench: Bench, headers: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -16,10 +16,8 @@ from .test_permissions import KEYS, LEVELS, NEEDS, Guarded, attempt
 BROKERS = ("a", "b", "c")  # the first keeps the directory
 OVER_BROKERS = {"move_queue": "delete", **NEEDS}  # deleted last
 KINDS: dict[str, dict[str, Any]] = {
-    "local": {
-        "type": "LocalQueue",
-        "broker": "b",
-    },  # neither the keeper nor the broker that receives the command
+    # neither the keeper nor the broker that receives the command
+    "local": {"type": "LocalQueue", "broker": "b"},
     "keeper": {"type": "LocalQueue", "broker": "a"},
     "everywhere": {"type": "Queue"},
     "alone": {},  # one broker

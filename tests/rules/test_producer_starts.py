@@ -64,7 +64,7 @@ def test_P1_gaps_of_an_earlier_start_are_refused(steps: Steps) -> None:
     assert [o.up_to for o in of(Receipts, out)] == [4, 3]
 
 
-def test_P1_one_that_skips_most_sequences_leaves_room_for_the_next_start(steps: Steps) -> None:
+def test_P1_a_start_that_skips_most_sequences_leaves_room_for_the_next(steps: Steps) -> None:
     """A client in another language; no later start is refused as superseded for that."""
     last = (1 << 61) - 1
     assert receipts(steps.run(publishes=[message(last, **ONE)]))[0][-1] == []
@@ -188,7 +188,7 @@ def test_P1_the_later_of_two_producers_takes_over_and_the_earlier_is_told(bench:
     one, two = (bench.connection.producer(producer_id="x") for _ in range(2))
     assert one.send("orders", b'"e"').message_id == "1"
     assert two.send("orders", b'"f"').message_id == "2"
-    for _ in range(2):  # as the engine reports it, and knows it from then on
+    for _ in range(2):  # from the engine's answer, then from the producer's own state
         with pytest.raises(Rejected, match="another producer with the id 'x' has started since"):
             one.send("orders", b'"g"')
     assert two.send("orders", b'"h"').sequence == 3

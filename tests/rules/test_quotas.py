@@ -141,7 +141,7 @@ def test_S8_every_publisher_is_nacked_until_acks_free_files() -> None:
 
 
 @pytest.mark.parametrize("keys", [{}, NEVER], ids=["nack", "never"])
-def test_S8_every_policy_is_nacked_until_acks_of_the_same_step(keys: Any) -> None:
+def test_S8_messages_are_nacked_under_every_policy_until_acks_of_the_same_step(keys: Any) -> None:
     core = Core({"name": "q", **keys}, max_spool_files=1)
     core.publish(*[("a", "q", b"x" * MB)] * 8)
     assert core.publish(("a", "q", b"x")) == {"a": {9: "spool_files"}}

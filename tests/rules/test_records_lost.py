@@ -77,7 +77,9 @@ def test_a_loss_in_a_captured_topic_is_an_event_of_each_queue(engine: Engine) ->
 @pytest.mark.parametrize(
     ("note", "event"), [("anew", "topic_made_anew"), ("back", "kafka_went_back")]
 )
-def test_a_recreated_topic_is_an_event_of_each_queue(engine: Engine, note: str, event: str) -> None:
+def test_a_recreated_or_rewound_topic_is_an_event_of_each_queue(
+    engine: Engine, note: str, event: str
+) -> None:
     engine._notes("broker-0", f"{note}:radar:3")
     found = [(row["event"], row["vpn"], row["queue"]) for row in events_after(engine)]
     assert found == [(event, "default", "flights"), (event, "east", "seen")]
@@ -97,7 +99,7 @@ def test_records_lost_after_the_tables_read_them_end_no_session(
 @pytest.mark.parametrize(
     ("query", "reader"), [("lakequeue", "engine"), ("lakequeue-tables", "tables")]
 )
-def test_a_loss_found_by_sparks_source_names_its_queue(
+def test_a_loss_found_by_sparks_source_names_its_reader(
     engine: Engine, query: str, reader: str
 ) -> None:
     engine._losses._on_loss(Loss("default.publish", 0, 5, 25, query))

@@ -24,7 +24,7 @@ def test_P1_a_retransmitted_message_is_stored_once(bench: Bench) -> None:
     assert (bench.seen()["depth"], bench.seen()["spooled"]) == (4, 4)
 
 
-def test_P1_a_retransmission_of_a_finished_message_is_stored_nowhere(bench: Bench) -> None:
+def test_P1_a_retransmission_of_an_acknowledged_message_is_not_stored(bench: Bench) -> None:
     consumer = bench.consumer()
     again(bench, b"{}")
     consumer.receive(timeout=0).ack()
@@ -52,7 +52,7 @@ def test_P1_X1_a_retransmission_does_not_renew_the_ttl(bench: Bench) -> None:
     assert (bench.seen()["depth"], bench.seen()["expired"]) == (0, 1)
 
 
-def test_P4_every_message_is_acknowledged_at_once(bench: Bench) -> None:
+def test_P4_ack_immediately_confirms_a_message_at_once(bench: Bench) -> None:
     receipt = bench.producer.send("orders", b"{}", ack_immediately=True)
     assert receipt.message_id == "1"
     assert list(bench.producer.unacknowledged()) == []
@@ -78,7 +78,7 @@ def told_again(producer: ProducerHistory, seq: int) -> list[list[int]]:
     return runs
 
 
-def test_P1_a_repeated_sequence_is_answered_with_its_id() -> None:
+def test_P1_a_repeated_sequence_is_answered_with_its_id_even_if_it_came_late() -> None:
     """Sequence 1 was lost at first and came after 2 and 3: its range is not the first."""
     producer = stored((2, 10), (3, 11), (1, 12))
     assert sorted(told_again(producer, 1)) == [[1, 1, 12], [2, 2, 10]]

@@ -11,7 +11,7 @@ from lakequeue.protocol.patterns import kind_of, matches
 from rules.harness import Bench
 from rules.steps import define, started
 
-MATCHES: dict[str, tuple[list[str], list[str]]] = {  # matches, and topics that do not match
+MATCHES: dict[str, tuple[list[str], list[str]]] = {  # topics that match, and topics that do not
     "a/*/c": (["a/b/c"], ["a/b/b/c"]),
     "a/*": (["a/b"], ["a/b/c"]),
     "*": (["a"], ["a/b"]),

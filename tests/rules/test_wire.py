@@ -64,7 +64,7 @@ def test_S1_a_rejected_record_is_cut() -> None:
     assert dict(wire.headers_list(record.headers))["lq-truncated"] == b"11000000"
 
 
-def test_commands_to_a_just_added_broker_are_not_rejected() -> None:
+def test_messages_to_a_just_added_broker_are_not_put_into_rejected() -> None:
     """The sender may not have seen that broker's topic yet; a client's topic must exist."""
     known = {"default.rejected": 1}
     said = MeshRecord("new", 0, "a", 7, 1, Sync())

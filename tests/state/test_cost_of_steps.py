@@ -267,12 +267,12 @@ def test_R6_rows_skipped_by_a_browse_have_a_budget(fields: dict[str, Any]) -> No
     steps = filled(DEEP)
     rows, more, reads = browse(steps, limit=20, **fields)
     assert rows == []
-    assert more is not None or fields.get("state"), "pages known to be missing"
+    assert more is not None or fields.get("state"), "no message has this state: no search"
     assert reads <= SMALL.browse_pages + PAGES_MAX
 
 
 def test_L13_a_small_step_does_little_bulk_work() -> None:
-    """And a large step does more: finished input can always leave."""
+    """A large step does more, so that messages can leave as fast as they arrive."""
     limits = Limits()
     rows = [limits.due_rows // divisor(limits, n) for n in (0, 1, 7, 20, 60, 125, 5_000)]
     assert rows == [250, 125, 125, 333, 1_000, 2_000, 2_000]

@@ -23,7 +23,7 @@ def begun(names: tuple[str, ...] = QUEUES, **options: Any) -> FailingSteps:
     made = FailingSteps(**options)
     made.run([define(name, max_per_subscription_backlog=9) for name in names])
     made.run([subscribe(name, 9, name) for name in names])
-    made.check_marks()  # no failure planted later comes before it
+    made.check_marks()  # the steps so far are not replayed with a planted bug
     return made
 
 
@@ -62,7 +62,7 @@ BAD, GOOD = ([b'{"n":%d}' % n for n in numbers] for numbers in ((1, 13, 2), (3, 
 def test_a_record_that_fails_while_stored_is_found_and_skipped(
     steps: FailingSteps, monkeypatch: pytest.MonkeyPatch, sent: list[Any], left_out: bytes
 ) -> None:
-    """It has failed among others: then each is stored by itself."""
+    """It fails together with others, so each of them is then stored by itself."""
     store = admission.Admission._store
 
     def planted(self: Any, judged: Any, messages: Any) -> int:

@@ -19,9 +19,9 @@ def test_O4_the_next_of_a_key_is_delivered_after_a_restart() -> None:
     steps.run(publishes=[("orders", b'{"k":1}')] * 2)
     steps.run([c.Cancel(queue="orders", subscription="a", ids="1", delay_ms=500)])
     (queue,) = steps.brokers[0].queues.values()
-    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many others
+    queue.live = dict(sorted(queue.live.items(), reverse=True))  # as after many changes
     steps.restart()
-    steps.run(publishes=[("orders", b'{"k":2}')])  # a search
+    steps.run(publishes=[("orders", b'{"k":2}')])  # causes a search
     assert delivered(steps.tick(500)) == [1]
     assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1,3")])) == [2]
 

@@ -17,7 +17,7 @@ WIDE = {"max_per_subscription_backlog": 100}
 
 
 def counts(out: list[Any]) -> dict[int, int]:
-    """The delivery count of each message, from the answers about it."""
+    """The delivery count that came with each message."""
     sent = [one for one in out if isinstance(one, Deliveries)]
     return {i: n for one in sent for i, n in zip(one.ids, one.counts, strict=True)}
 
@@ -44,7 +44,7 @@ def test_L5_unread_messages_returned_late_lose_an_attempt(
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_O4_an_undelivered_message_does_not_precede_others_of_its_key(
+def test_O4_a_message_returned_unread_does_not_precede_others_of_its_key(
     limits: str,
 ) -> None:
     """Of two messages of a key the one with the higher priority goes first, unless the other one is

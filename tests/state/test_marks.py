@@ -39,7 +39,7 @@ def test_a_mark_visits_no_producer_of_an_unchanged_bucket(
         assert len(looks) < MANY // 50
 
 
-def test_a_forgotten_producer_leaves_its_page() -> None:
+def test_a_forgotten_producer_is_removed_from_its_page() -> None:
     broker = marked(2)
     broker.forget_producer(("default", "p0"))
     broker.mark()

@@ -47,9 +47,8 @@ class TwinSteps(Steps):
         self.chance, self.random, self.twins = chance, random.Random(seed), twins
         self.brokers = [self.load(DictStore())]
         self.loaded = self.steps = self.in_parts = 0
-        self.writing: tuple[Broker, Pages, Pages] | None = (
-            None  # its pages, and those of the others
-        )
+        # a broker that writes its pages in parts, these pages, and those of the others
+        self.writing: tuple[Broker, Pages, Pages] | None = None
 
     def load(self, store: DictStore) -> Broker:
         return Broker.load(store, Home(), self.limits)
