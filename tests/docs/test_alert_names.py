@@ -40,7 +40,7 @@ def strings(node: ast.AST) -> set[str]:
     return own.union(*map(strings, below))
 
 
-def test_the_core_says_those_of_the_table_and_no_others() -> None:
+def test_the_core_raises_exactly_the_alerts_of_the_table() -> None:
     said = set()
     for where, call, called in calls(SAYS_THEM):
         if called == "Level" and (where, ast.unparse(call.args[0])) != TABLE:
@@ -53,7 +53,7 @@ def test_the_core_says_those_of_the_table_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("file", sorted(STATE.rglob("*.py")), ids=lambda f: f.stem)
-def test_nothing_else_of_the_core_says_one(file: Path) -> None:
+def test_nothing_else_in_the_core_raises_an_alert(file: Path) -> None:
     for where, call, called in calls(file):
         assert called != "Alert" or (file, where) == (SAYS_THEM, "_compare"), f"{file}: {where}"
         if called == "event" and call.args:
@@ -61,12 +61,12 @@ def test_nothing_else_of_the_core_says_one(file: Path) -> None:
                 assert not name.endswith(("_high", "_cleared")), f"{file}: {where}: {name}"
 
 
-def test_what_is_no_alert_is_not_taken_for_one() -> None:
+def test_other_events_are_not_taken_for_alerts() -> None:
     assert not any(map(is_alert, NO_ALERTS))
     assert all(is_alert(f"{name}_{end}") for name in ALERTS for end in ("high", "cleared"))
 
 
-def test_those_shown_as_set_are_of_the_table() -> None:
+def test_active_alerts_are_of_the_table() -> None:
     """`describe`, `queues` and `usage`; the broker's are the state's own list of keys."""
     shown = set()
     for node in ast.walk(ast.parse((STATE / "commands" / "inspection.py").read_text())):
@@ -77,7 +77,7 @@ def test_those_shown_as_set_are_of_the_table() -> None:
     assert {"spool_usage", "delivered_unacked"} <= shown <= ALERTS
 
 
-def test_the_reference_lists_all() -> None:
+def test_the_reference_lists_all_alerts() -> None:
     text = (ROOT / "docs/reference/reasons-and-events.md").read_text()
     table = text.partition("\n## Alerts\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `(\w+)_high`, `(\w+)_cleared` \|", table, re.MULTILINE)

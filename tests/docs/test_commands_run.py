@@ -70,7 +70,7 @@ for text in json.loads(sys.argv[4]):
 # ---------------------------------------------------------------- understood
 
 
-def test_there_are_commands_to_look_at() -> None:
+def test_the_pages_have_commands() -> None:
     assert len(HERE) > 15
     assert len(examples_of_help()) > 30
 
@@ -293,7 +293,7 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
 
 
 @pytest.mark.job
-def test_the_tables_are_asked_from_python(place: Place) -> None:
+def test_the_tables_are_queried_from_python(place: Place) -> None:
     good(place.run("echo '{}' | lakequeue publish orders"))
     wait_for_events(place, {"spooled"}, "1")
     for kind in ("python tables", "python own"):

@@ -31,13 +31,13 @@ SITE = "/usr/local/lib/python3.11/site-packages"
 PUBLISHED = {"19092", "8080", "4040", "9090", "3000"}
 
 
-def test_the_services_are_there() -> None:
+def test_the_compose_file_has_all_services() -> None:
     assert set(SERVICES) == NAMES
     assert SERVICES["spark-worker"]["deploy"]["replicas"] == 2
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_service_is_pinned_watched_and_nobodys_root(name: str) -> None:
+def test_services_are_pinned_watched_and_not_root(name: str) -> None:
     service = SERVICES[name]
     assert PINNED.fullmatch(service["image"]), service["image"]
     assert service["user"].partition(":")[0] not in ("0", "root")
@@ -47,7 +47,7 @@ def test_a_service_is_pinned_watched_and_nobodys_root(name: str) -> None:
     assert all(one == {"condition": "service_healthy"} for one in needed.values())
 
 
-def test_images_are_of_what_was_tested() -> None:
+def test_images_have_the_tested_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {SERVICES[n]["image"] for n in OURS} == {f"lakequeue:{project['version']}"}
     (broker,) = re.findall(r'name="kafka_2.13" rev="([^"]+)"', (ROOT / "conf/jars.xml").read_text())
@@ -57,7 +57,7 @@ def test_images_are_of_what_was_tested() -> None:
     assert base.startswith(f"python:{SITE.partition('python')[2].partition('/')[0]}.")
 
 
-def test_files_that_are_mounted_exist() -> None:
+def test_mounted_files_exist() -> None:
     volumes = [v for service in SERVICES.values() for v in service.get("volumes", ())]
     mounted = [volume for volume in volumes if volume.startswith(".")]
     assert len(mounted) == 5
@@ -66,7 +66,7 @@ def test_files_that_are_mounted_exist() -> None:
     assert {v.split(":")[0] for v in set(volumes) - set(mounted)} <= set(COMPOSE["volumes"])
 
 
-def test_the_image_runs_as_nobody_in_particular() -> None:
+def test_the_image_runs_as_an_ordinary_user() -> None:
     """What it writes to before it runs stands before the user, what runs behind it."""
     user = re.search(r"^USER (\d+:\d+)$", IMAGE, re.MULTILINE)
     assert user
@@ -112,7 +112,7 @@ def test_master_workers_and_engine_agree_on_an_address() -> None:
     assert SERVICES["spark-worker"]["command"][-1] == ENGINE["master"] == address
 
 
-def test_ports_that_are_published_are_served() -> None:
+def test_published_ports_are_served() -> None:
     ports = [p.split(":") for s in SERVICES.values() for p in s.get("ports", ())]
     assert {outside for outside, _ in ports} == PUBLISHED
     assert all(outside == inside for outside, inside in ports)
@@ -135,7 +135,7 @@ def test_kafkas_environment_is_known_to_kafka() -> None:
     assert {s for s in wanted if not s.startswith("listener.security")} == set()
 
 
-def test_the_images_environment_is_read() -> None:
+def test_the_images_environment_variables_are_used() -> None:
     names = set(re.findall(r"^(?:ENV|   ) (\w+)=", IMAGE, re.MULTILINE))
     readers = (ROOT / "streaming/jars.py", ROOT / "streaming/spark/spark_session.py",
                SPARK / "sbin/spark-daemon.sh")  # fmt: skip
@@ -174,7 +174,7 @@ def docker_answers() -> bool:
 
 if docker_answers():
 
-    def test_it_starts_and_carries_a_message() -> None:
+    def test_the_services_start_and_carry_a_message() -> None:
         """All of it, built from this checkout, until every service is healthy."""
         from testcontainers.compose import DockerCompose
 

@@ -39,7 +39,7 @@ def test_generated_parts_are_up_to_date(name: str) -> None:
 
 
 @pytest.mark.parametrize("place", [ROOT, DOCS, ROOT.parent], ids=["root", "docs", "elsewhere"])
-def test_it_is_generated_from_any_directory(place: Path) -> None:
+def test_pages_are_generated_from_any_directory(place: Path) -> None:
     """As with `-m`, the working directory comes first where Python looks for modules."""
     asked = "from lakequeue.docs import generate; print(generate.failures())"
     done = subprocess.run([sys.executable, "-c", asked], cwd=place, capture_output=True, text=True)

@@ -111,7 +111,7 @@ def files_of_tables(prose: str) -> list[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_internals_name_is_there(page: Path) -> None:
+def test_names_on_internal_pages_exist(page: Path) -> None:
     assert missing(page.read_text()) == []
 
 
@@ -126,5 +126,5 @@ def test_what_internals_name_is_there(page: Path) -> None:
         ("| file of `streaming/` | |\n|---|---|\n| `channel` | |\n", "streaming/channel"),
     ],
 )
-def test_a_name_that_is_nowhere_is_found(page: str, name: str) -> None:
+def test_an_unknown_name_on_a_page_is_found(page: str, name: str) -> None:
     assert missing(page) == [name]

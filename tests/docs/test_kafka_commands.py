@@ -48,7 +48,7 @@ def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
             assert str(RECORD_BYTES_MAX) in said
 
 
-def test_kafka_takes_the_quota_of_the_page(kafka: EmbeddedKafka) -> None:
+def test_kafka_accepts_the_quota_of_the_page(kafka: EmbeddedKafka) -> None:
     """With the class that the shell script starts: the embedded Kafka comes without scripts."""
     text = (ROOT / "docs/concepts/floods.md").read_text()
     printed = re.search(rf"^    {re.escape(TOOL)} .*\n(?:     .*\n)*", text, re.MULTILINE)

@@ -28,14 +28,14 @@ SETTINGS: dict[str, str] = OPTIONS["settings"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_kubernetes_understands_it(version: str) -> None:
+def test_the_manifest_matches_kubernetes_schemas(version: str) -> None:
     executors = yaml.safe_load(FILES["executor.yaml"])
     executors["spec"]["containers"][0]["image"] = "spark-sets-it:1.0.0"
     for one in [*MANIFEST, executors]:
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_walks_find_a_planted_mistake() -> None:
+def test_a_mistake_in_the_manifest_is_found() -> None:
     wrong = {**OF_KIND["Deployment"], "spec": {"replicaz": 1}}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
@@ -103,7 +103,7 @@ def test_the_probes_ask_where_the_metrics_are(probe: str) -> None:
     assert where in (ROOT / "conf/prometheus.yml").read_text()
 
 
-def test_maps_of_files_are_made_of_files_that_are_there() -> None:
+def test_config_maps_are_made_of_existing_files() -> None:
     files = re.findall(r"--from-file=(\S+)", TEXT)
     assert len(files) == 3
     assert all((ROOT / file).is_file() for file in files)
@@ -111,7 +111,7 @@ def test_maps_of_files_are_made_of_files_that_are_there() -> None:
     assert {v["configMap"]["name"] for v in POD["volumes"] if "configMap" in v} == made
 
 
-def test_sparks_settings_are_sparks() -> None:
+def test_sparks_settings_exist() -> None:
     """Each stands in Spark's own classes; of a volume and an owner only the beginning does."""
     wanted = {s for s in SETTINGS if s.startswith("spark.kubernetes.")}
     begins = {re.sub(r"(volumes\.).*", r"\1", s) for s in wanted}
@@ -121,7 +121,7 @@ def test_sparks_settings_are_sparks() -> None:
     assert missing <= {"spark.kubernetes.authenticate.serviceAccountName"}
 
 
-def test_an_executor_is_started_as_spark_asks() -> None:
+def test_an_executor_is_started_as_spark_requires() -> None:
     """The entry point, with a `java` that prints what it is given."""
     environment = {
         "SPARK_HOME": "/spark", "SPARK_EXECUTOR_MEMORY": "2g", "SPARK_DRIVER_URL": "spark://d:7078",

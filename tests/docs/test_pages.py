@@ -48,7 +48,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @each_page
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for link in links(page):
         if re.match(r"[a-z]+:", link):
             continue
@@ -100,7 +100,7 @@ def test_all_pages_together_are_not_too_long() -> None:
 
 
 @each_page
-def test_no_page_names_this_machine(page: Path) -> None:
+def test_no_page_names_a_developers_machine(page: Path) -> None:
     text = page.read_text()
     assert str(ROOT) not in text
     assert str(Path.home()) not in text

@@ -86,7 +86,7 @@ def run(fake: FakeKafka) -> Callable[..., int]:
     return lambda timeout="5": main(["memory", "orders", "--timeout", timeout])
 
 
-def test_it_needs_kafka_python_only() -> None:
+def test_the_plain_example_needs_only_kafka_python() -> None:
     assert "import lakequeue" not in EXAMPLE.read_text()
     assert "kafka" in sys.modules or importlib.util.find_spec("kafka") is not None
 
@@ -107,7 +107,7 @@ PATTERN = {"underlying_topic": "orders-.*", "default_publish_target": "orders-ne
         pytest.param({"semantics": "at-most-once", **JSON}, False, id="at-most-once"),
     ],
 )
-def test_it_ends_well(
+def test_the_plain_example_succeeds(
     definition: dict[str, Any], repeat: bool, connection: lakequeue.Connection, fake: FakeKafka,
     run: Callable[..., int], capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -120,7 +120,9 @@ def test_it_ends_well(
     assert (seen["counters"]["acknowledged"], seen["depth"], seen["consumers"]) == (3, 0, [])
 
 
-def test_messages_of_others_stay(connection: lakequeue.Connection, run: Callable[..., int]) -> None:
+def test_the_plain_example_leaves_messages_of_others(
+    connection: lakequeue.Connection, run: Callable[..., int]
+) -> None:
     connection.admin().define({"name": "orders", **JSON})
     connection.producer().send("orders", b'{"mine": true}')
     assert run() == 0

@@ -157,7 +157,7 @@ def test_sentences_without_an_actor_are_found(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_no_page_uses_them(page: Path) -> None:
+def test_no_page_uses_a_name_given_up(page: Path) -> None:
     """In code a module is ours where its room, or `.py`, stands beside it."""
     rooms = "|".join({file.parent.name for file in modules()} - {ROOT.name})
     names = "|".join(GIVEN_UP["module"])

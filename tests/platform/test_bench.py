@@ -40,7 +40,7 @@ def test_a_table_shows_every_number_whole(
     assert max(map(len, shown.splitlines())) <= width
 
 
-def test_recovered_is_what_was_sent_after_the_kill() -> None:
+def test_recovery_counts_messages_sent_after_the_kill() -> None:
     """What was on its way already comes too, and is no recovery."""
     flow = Traffic("memory://none", ["q"], 1)
     flow.taken = [(9.0, 0.5), (9.9, 3.0), (10.5, 2.0), (10.6, 2.0)]
@@ -56,7 +56,7 @@ def progress(ms: int, **observed: Any) -> dict[str, Any]:
     return {"durationMs": {"triggerExecution": ms}, "observedMetrics": {"engine": observed}}
 
 
-def test_the_longest_step_is_what_the_engine_says() -> None:
+def test_the_longest_step_is_the_engines_figure() -> None:
     said = [progress(30_000, step_max_ms=12), progress(30_000, step_max_ms=40)]
     assert max_step_ms(said, "real-time") == 40
     silent = [progress(300), {"durationMs": {"triggerExecution": 200}}]
@@ -80,7 +80,7 @@ def test_replay_beside_life() -> None:
     assert replay_ratio(batches[1:]) is None
 
 
-def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
+def test_a_steps_time_covers_only_batches_with_the_traffic() -> None:
     batches = [
         (10.0, progress(1, steps=1_000, step_ms=9_000)),  # began before the traffic did
         (10.0 + BATCH_S, progress(1, steps=30, step_ms=10)),
@@ -92,7 +92,7 @@ def test_a_steps_time_is_of_batches_that_saw_the_traffic_only() -> None:
         step_figures(batches[:1], since=9.9)
 
 
-def test_every_question_to_the_tables_has_an_answer() -> None:
+def test_every_query_of_the_tables_has_rows() -> None:
     rows = questions.run(20, say=print)
     assert [row["question"] for row in rows] == [*questions.QUESTIONS, "trace"]
     assert {row["messages"] for row in rows} == {20}
@@ -100,7 +100,7 @@ def test_every_question_to_the_tables_has_an_answer() -> None:
 
 @pytest.mark.parametrize("bench", [bridge_cost, core])
 @pytest.mark.parametrize(("messages", "batch"), [(1, 1_000), (25, 10)])
-def test_a_bench_takes_as_many_messages_as_it_says(
+def test_a_bench_uses_the_requested_number_of_messages(
     bench: Any, messages: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also in its last batch; and to warm up it takes no more than it measures."""

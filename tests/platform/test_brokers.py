@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> HomeFolder:
 # ---------------------------------------------------------------- numbers
 
 
-def test_a_number_is_given_once(home: HomeFolder) -> None:
+def test_a_brokers_number_is_used_once(home: HomeFolder) -> None:
     assert home.brokers(["a", "b"]) == {"a": 0, "b": 1}
     assert home.numbers == 0  # nothing is written before it is remembered
     home.remember_brokers({"a": 0, "b": 1})
@@ -128,7 +128,7 @@ def test_every_broker_has_a_slot() -> None:
         check_slots("local[4]", 4, True)
 
 
-def test_whose_query_it_is() -> None:
+def test_a_querys_name_identifies_its_broker() -> None:
     brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
     assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
     assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
@@ -149,7 +149,7 @@ def test_each_reads_its_own_partitions() -> None:
 
 
 @pytest.mark.job
-def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
+def test_another_broker_adds_partitions(kafka: EmbeddedKafka) -> None:
     address, vpn = kafka.bootstrap_servers, "grows"
     sizes = ensure_topics(address, [vpn], [], ["g-a"])
     assert (sizes["grows.commands"], sizes["grows.publish"]) == (1, 8)
@@ -164,7 +164,7 @@ def test_a_broker_more_is_partitions_more(kafka: EmbeddedKafka) -> None:
             ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=count, before=2)
 
 
-def test_a_topic_that_was_just_made_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine makes dozens at its first start; Kafka's brokers hear of them when they come to
     it."""
     unknown = NotConnected("topic 'v.commands' does not exist")
@@ -180,7 +180,7 @@ def test_a_topic_that_was_just_made_may_not_be_known_yet(monkeypatch: pytest.Mon
 
 
 @pytest.mark.job
-def test_X4_what_is_published_has_kafkas_time(kafka: EmbeddedKafka) -> None:
+def test_X4_published_records_have_kafkas_time(kafka: EmbeddedKafka) -> None:
     """Also where the topic was there before: soon, for Kafka takes over a setting when it comes to
     it."""
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
@@ -266,7 +266,7 @@ def fail(engine: Engine, broker: str, reason: str) -> None:
     engine.brokers[broker].query = query(broker, reason)
 
 
-def test_a_broker_that_is_refused_leaves_the_others_alone(
+def test_a_refused_broker_does_not_affect_the_others(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = engine.brokers["a"].query, engine.brokers["c"].query
@@ -310,7 +310,7 @@ def test_no_broker_waits_for_anothers_pause(
     assert not engine.brokers["b"].is_active
 
 
-def test_what_is_told_to_a_broker_stands_where_only_the_engine_writes(engine: Engine) -> None:
+def test_instructions_are_on_a_topic_only_the_engine_may_write(engine: Engine) -> None:
     told: list[tuple[str, int, Any]] = []
 
     def command(topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
@@ -377,14 +377,16 @@ NO_SUCH = "wish: 'sing' – allowed are 'add', 'move' and 'remove'"
         ("c", {"wish": "sing"}, None, {"refused": NO_SUCH}),
     ],
 )  # fmt: skip
-def test_a_wish_is_answered_under_its_key(name: str, wish: Any, did: Any, answer: Any) -> None:
+def test_a_change_request_is_answered_under_its_key(
+    name: str, wish: Any, did: Any, answer: Any
+) -> None:
     requests = Requests()
     requests.read(f"wish/{name}".encode(), json.dumps(wish | {"id": "9"}).encode(), "v")
     assert requests.did == ([did] if did else [])
     assert requests.answers == [(f"wish/{name}", {"id": "9", **answer})]
 
 
-def test_what_is_no_wish_is_passed_over() -> None:
+def test_invalid_change_requests_are_skipped() -> None:
     requests = Requests()
     answers = [{"id": "1", "done": True}, {"id": "2", "refused": NO_SUCH}]  # it hears itself
     answers = [json.dumps(one).encode() for one in answers]

@@ -140,7 +140,7 @@ def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> Non
     assert begins(again, "a").step == STEP + 1
 
 
-def test_M4_a_broker_is_removed_and_the_first_reads_on(rests: Rests) -> None:
+def test_M4_a_broker_is_removed_and_the_first_reads_its_last_messages(rests: Rests) -> None:
     """What it has yet to say is said, and its name and number are not given again."""
     assert rests.engine.rehoming.remove("c") == []
     assert rests.did == ["end 3", "share out", "peers", "gone c", "start a b"]
@@ -167,7 +167,7 @@ def test_M4_the_first_broker_can_be_removed_and_the_last_stays(rests: Rests) -> 
     assert rests.folder.brokers(()) == {"c": 2}
 
 
-def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
+def test_M5_the_home_is_not_paused_for_a_queue_that_cannot_move(rests: Rests) -> None:
     move = rests.engine.rehoming.move
     refused(move, "default", "q", "x", why="allowed are the home's brokers: 'a', 'b', 'c'")
     assert rests.did == []
@@ -175,7 +175,7 @@ def test_M5_nothing_rests_for_a_queue_that_cannot_move(rests: Rests) -> None:
     assert rests.did == ["end 3", "start a b c"]
 
 
-def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
+def test_M4_messages_between_brokers_are_read_before_a_change(rests: Rests) -> None:
     """By loops that hear nobody else."""
     rests.unrest = 2
     rests.engine.rehoming.remove("b")
@@ -183,7 +183,7 @@ def test_M4_what_is_between_brokers_is_heard_before(rests: Rests) -> None:
     assert rests.did == [*heard, *heard, "end 3", "share out", "peers", "gone b", "start a c"]
 
 
-def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
+def test_M4_a_change_waits_until_all_run_with_the_previous_one(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A query that fails before its first batch has put nothing into Spark's state."""
@@ -200,7 +200,7 @@ def test_M4_a_change_waits_until_all_have_begun_with_the_one_before(
     assert not first.exists()
 
 
-def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
+def test_M4_topics_with_too_many_partitions_are_refused_without_using_a_number(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     too_many = Mock(side_effect=LakequeueError("topic 'default.publish' has 40 partitions"))
@@ -211,7 +211,7 @@ def test_M4_topics_that_cannot_be_shared_out_are_said_and_no_number_is_given(
 
 @pytest.mark.parametrize("change", ["add", "remove"])
 @pytest.mark.parametrize("at", ["rest", "share out", "a state", "the home's word"])
-def test_M4_what_fails_on_the_way_leaves_the_home_as_it_was(
+def test_M4_a_failed_change_leaves_the_home_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, at: str, change: str
 ) -> None:
     """Also what dies there: nothing is done before the home's word but to write files that nobody
@@ -267,7 +267,7 @@ class Rows:
         return self
 
 
-def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
+def test_M4_a_home_too_large_for_memory_continues_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second state is the one too many."""
@@ -293,7 +293,7 @@ def test_M4_a_home_that_memory_cannot_hold_goes_on_as_before(
     assert rests.folder.brokers(()) == {"a": 0, "b": 1}
 
 
-def test_M4_a_worker_that_cannot_see_the_home_says_so(rests: Rests, tmp_path: Path) -> None:
+def test_M4_a_worker_without_access_to_the_home_is_reported(rests: Rests, tmp_path: Path) -> None:
     """On a cluster that does not share it, say."""
     rests.engine.rehoming.remove("c")
     file = Path(rests.folder.rebuilt("a"))
@@ -314,7 +314,7 @@ def died(rests: Rests, monkeypatch: pytest.MonkeyPatch) -> HomeFolder:
     return HomeFolder(rests.folder.path)
 
 
-def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(died: HomeFolder) -> None:
+def test_M4_a_request_to_an_engine_that_died_is_answered_by_the_next(died: HomeFolder) -> None:
     """As the home says what became of it. What was not begun is to be asked for again."""
     said: dict[bytes, Any] = {}
     never = Mock(side_effect=AssertionError)
@@ -341,7 +341,9 @@ def test_M4_who_asked_an_engine_that_died_is_answered_by_the_next(died: HomeFold
         wishes.read(key, value, "v")
 
 
-def test_M4_what_dies_behind_the_homes_word_goes_on_there(rests: Rests, died: HomeFolder) -> None:
+def test_M4_a_change_that_died_after_its_commit_is_completed(
+    rests: Rests, died: HomeFolder
+) -> None:
     """The next start begins with the new states, and says what the removed broker had to say."""
     died.open(rests.engine.trigger)
     assert died.brokers(()) == {"a": 0, "b": 1}
@@ -375,7 +377,7 @@ def test_M4_ended_queries_are_restarted_while_the_tables_get_the_new_states(
 
 
 @pytest.mark.parametrize("fails", ["peers", "history", "last records"])
-def test_M4_a_change_that_is_done_is_answered_as_done(
+def test_M4_a_committed_change_is_answered_as_done(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever fails after the home's word: the next start does it, and the brokers run."""
@@ -398,7 +400,7 @@ def test_M4_a_change_that_is_done_is_answered_as_done(
     assert "Kafka is away" in caplog.text
 
 
-def test_M4_all_that_the_homes_word_names_is_on_the_disk_before_it(
+def test_M4_all_files_of_a_change_are_synced_before_its_commit(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a power loss the home would else have empty files, and could not start."""

@@ -101,7 +101,9 @@ def opened(home: Path) -> CapturedTopics:
     return topics
 
 
-def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, topics: CapturedTopics) -> None:
+def test_a_queue_with_a_missing_topic_is_not_reported_again(
+    kafka: Kafka, topics: CapturedTopics
+) -> None:
     assert topics.reads == []
     for n in range(1_000):
         topics.heard(f"idle-{n}")
@@ -110,9 +112,7 @@ def test_a_queue_whose_topic_nobody_made_is_no_news(kafka: Kafka, topics: Captur
     assert not topics.more
 
 
-def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
-    kafka: Kafka, topics: CapturedTopics
-) -> None:
+def test_new_topics_are_read_and_deleted_ones_are_not(kafka: Kafka, topics: CapturedTopics) -> None:
     kafka.now(**{"sensor-7": 3, "orders": 1, "others": 1, "sensor-7.receipts": 1})
     assert topics.more
     topics.learn()
@@ -134,7 +134,7 @@ def test_what_comes_to_exist_is_read_and_what_is_gone_is_not(
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("topics")
-def test_what_somebody_deleted_of_the_engines_topics_is_made_again(
+def test_deleted_topics_of_the_engine_are_recreated(
     kafka: Kafka, caplog: pytest.LogCaptureFixture, name: str, partitions: int
 ) -> None:
     kafka.now(**{"default.bridge-in": 2, "broker-0.mesh": 1, "other.receipts": 8, "x.steps": 1})
@@ -150,9 +150,7 @@ def test_what_somebody_deleted_of_the_engines_topics_is_made_again(
     assert len(kafka.made) == 1
 
 
-def test_brokers_write_into_a_new_directory_what_they_have(
-    kafka: Kafka, topics: CapturedTopics
-) -> None:
+def test_brokers_rewrite_a_recreated_directory(kafka: Kafka, topics: CapturedTopics) -> None:
     heard: list[bytes] = []
     kafka.topics.pop("default.directory")
     for away in (True, False):
@@ -163,7 +161,7 @@ def test_brokers_write_into_a_new_directory_what_they_have(
     assert heard == [b"begin"]
 
 
-def test_M4_every_broker_and_every_earlier_one_has_partitions(
+def test_M4_present_and_removed_brokers_have_partitions(
     kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics, given = opened(tmp_path), []
@@ -177,7 +175,7 @@ def test_M4_every_broker_and_every_earlier_one_has_partitions(
     assert given == [(5, 2), (9, 9), (5, topics._folder.numbers)]
 
 
-def test_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
+def test_kafka_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
     """`k:1` is no Kafka, so asking one would fail."""
     topics.ask_again(["broker-0", "gone", "removed"])
     topics.forget("broker-0")
@@ -198,7 +196,7 @@ class Telling(str):
         return super().__hash__()
 
 
-def test_it_may_be_asked_meanwhile_which_brokers_were_not_asked(tmp_path: Path) -> None:
+def test_the_list_of_brokers_not_asked_can_be_read_by_another_thread(tmp_path: Path) -> None:
     """The thread that asks shortens the list at any moment."""
     engine = Engine("127.0.0.1:1", tmp_path, parse_configuration({"brokers": ["a", "b"]}))
     unasked, name = engine.captured.unasked, Telling("a")
@@ -209,13 +207,13 @@ def test_it_may_be_asked_meanwhile_which_brokers_were_not_asked(tmp_path: Path) 
     assert unasked == {("a", "default")}
 
 
-def test_what_a_removed_broker_left_may_go(kafka: Kafka, topics: CapturedTopics) -> None:
+def test_topics_of_a_removed_broker_may_be_deleted(kafka: Kafka, topics: CapturedTopics) -> None:
     topics._brokers.clear()  # type: ignore[attr-defined]
     kafka.now("broker-0.steps")
     assert kafka.made == []
 
 
-def test_the_brokers_hear_once_which_named_topics_exist(
+def test_the_brokers_learn_once_which_named_topics_exist(
     kafka: Kafka, topics: CapturedTopics
 ) -> None:
     def told(*gone: str, **more: int) -> list[list[str]]:
@@ -239,7 +237,7 @@ def test_the_brokers_hear_once_which_named_topics_exist(
     assert told() == [["orders", "sensor-7"]]
 
 
-def test_what_was_read_is_read_again_before_anybody_is_asked(
+def test_captured_topics_of_the_last_run_are_read_without_asking_brokers(
     kafka: Kafka, topics: CapturedTopics, tmp_path: Path
 ) -> None:
     kafka.topics |= {"extra": 1, "gone": 1}
@@ -253,7 +251,7 @@ def test_what_was_read_is_read_again_before_anybody_is_asked(
     assert not again.more
 
 
-def test_X5_a_changed_limit_of_a_topic_starts_the_queries_of_micro_batches_anew(
+def test_X5_a_changed_topic_limit_restarts_micro_batch_queries(
     kafka: Kafka, topics: CapturedTopics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = {"default.publish": 12_000_000, "default.commands": 50_000, "orders": 1_000}
@@ -275,7 +273,9 @@ def test_X5_a_changed_limit_of_a_topic_starts_the_queries_of_micro_batches_anew(
     assert topics.low_limits() == {}
 
 
-def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, topics: CapturedTopics) -> None:
+def test_topics_are_kept_while_kafka_does_not_list_them(
+    kafka: Kafka, topics: CapturedTopics
+) -> None:
     kafka.now(orders=1)
     kafka.away = True
     with pytest.raises(NotConnected, match="topics cannot be listed"):
@@ -286,7 +286,7 @@ def test_what_cannot_be_listed_is_not_forgotten(kafka: Kafka, topics: CapturedTo
     assert topics.reads == ["orders"]
 
 
-def test_M5_a_loop_reads_what_its_queues_capture_and_no_subscriber_does(
+def test_M5_only_the_capturing_queues_broker_reads_the_topic(
     kafka: Kafka, topics: CapturedTopics
 ) -> None:
     """What the broker of the queue that captures says is what its loop reads, and what the engine
@@ -327,7 +327,7 @@ def test_sparks_source_gets_a_list() -> None:
     assert tables_topics(["a"], []) == ["a.publish", "a.journal"]
 
 
-def test_a_look_that_nobody_thought_of_is_followed_by_others(
+def test_checks_continue_after_an_unexpected_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise no new topic would ever be read."""

@@ -96,7 +96,7 @@ and the newest version of the state."""
 
 
 @pytest.mark.parametrize(("harm", "file", "done", "begun", "state"), CASES)
-def test_R1_the_newest_whole_batch_is_gone_back_to(
+def test_R1_the_checkpoint_returns_to_the_newest_whole_batch(
     checkpoint: Path, harm: Callable[[Path], None], file: str, done: int, begun: int, state: int
 ) -> None:
     harm(checkpoint / file)
@@ -106,7 +106,7 @@ def test_R1_the_newest_whole_batch_is_gone_back_to(
     assert set_back(checkpoint) == "", "nothing is left to be done"
 
 
-def test_R1_a_state_that_was_written_whole_may_be_made_of_an_earlier_one(checkpoint: Path) -> None:
+def test_R1_a_damaged_full_state_can_be_rebuilt_from_an_earlier_one(checkpoint: Path) -> None:
     store = checkpoint / STORE
     cut(store / "5.zip")
     assert f"{STORE}/5.zip" in set_back(checkpoint)
@@ -118,7 +118,7 @@ def test_R1_a_state_that_was_written_whole_may_be_made_of_an_earlier_one(checkpo
     assert "4.zip names 000004-x.sst, which is missing or cut" in set_back(checkpoint)
 
 
-def test_R1_where_no_batch_is_whole_the_command_is_named(checkpoint: Path) -> None:
+def test_R1_without_a_whole_batch_the_error_names_the_command(checkpoint: Path) -> None:
     for name in ("1.changelog", "2.changelog", "3.changelog", "4.changelog", "1.zip"):
         (checkpoint / STORE / name).unlink()
     cut(checkpoint / STORE / "5.zip")
@@ -128,7 +128,7 @@ def test_R1_where_no_batch_is_whole_the_command_is_named(checkpoint: Path) -> No
         set_back(checkpoint)
 
 
-def test_R1_what_has_only_begun_begins_anew(tmp_path: Path) -> None:
+def test_R1_a_query_without_a_finished_batch_starts_anew(tmp_path: Path) -> None:
     place = tmp_path / "checkpoint" / "broker-0"
     put(place / "offsets/0", b"")
     set_back(place)
@@ -140,13 +140,13 @@ def test_R1_what_has_only_begun_begins_anew(tmp_path: Path) -> None:
     assert (numbers(place, "offsets"), numbers(place, "commits")) == ([0], [])
 
 
-def test_R1_the_querys_number_is_written_again(checkpoint: Path) -> None:
+def test_R1_the_querys_id_is_restored(checkpoint: Path) -> None:
     empty(checkpoint / "metadata")
     assert "metadata" in set_back(checkpoint, "a-number")
     assert json.loads((checkpoint / "metadata").read_text()) == {"id": "a-number"}
 
 
-def test_R1_a_query_of_tables_begins_anew_where_nothing_helps(checkpoint: Path) -> None:
+def test_R1_a_query_of_tables_starts_anew_as_a_last_resort(checkpoint: Path) -> None:
     cut(checkpoint / "commits/7")
     assert "commits/7" in set_back_or_drop(checkpoint)
     assert numbers(checkpoint, "commits")[-1] == 6

@@ -73,7 +73,7 @@ def test_every_failure_has_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Java 17 or newer is needed" in checks["Java"].advice
 
 
-def test_it_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAKEQUEUE_CACHE", str(tmp_path / "cache"))
     diagnose(tmp_path / "home")
     assert list(tmp_path.iterdir()) == []
@@ -113,7 +113,7 @@ def home(tmp_path: Path, live: Any) -> Path:
     return live(tmp_path / "home").path
 
 
-def test_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:
+def test_doctor_checks_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:
     assert engine_checks.whole_home_check(home).ok
     assert engine_checks.whole_home_check(tmp_path / "none").ok
     shutil.rmtree(home / "checkpoint")
@@ -127,7 +127,7 @@ def test_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> None:
     assert not engine_checks.whole_home_check(home).ok
 
 
-def test_the_places_of_a_home_that_has_its_parts_elsewhere(
+def test_doctor_shows_where_a_homes_parts_are(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert engine_checks.places_checks(home) == [], "all is in it"
@@ -186,19 +186,19 @@ def test_which_topics_are_inputs() -> None:
         ({"cleanup.policy": "compact,delete"}, "t is compacted"),
     ],
 )
-def test_inputs_are_kept(settings: dict[str, str], problem: str) -> None:
+def test_input_topics_are_kept_long_enough(settings: dict[str, str], problem: str) -> None:
     assert deployment_checks.input_problem("t", settings).startswith(problem)
     assert bool(deployment_checks.input_problem("t", settings)) is bool(problem)
 
 
-def test_nobody_but_the_engine_cuts_a_log() -> None:
+def test_only_the_engine_may_trim_a_log() -> None:
     good = {"retention.ms": "-1", "retention.bytes": "-1", "cleanup.policy": "delete"}
     assert deployment_checks.log_problem("t", good) == ""
     assert "retention.ms=5" in deployment_checks.log_problem("t", {**good, "retention.ms": "5"})
     assert "compact" in deployment_checks.log_problem("t", {**good, "cleanup.policy": "compact"})
 
 
-def test_a_kafka_that_is_away_is_said() -> None:
+def test_an_unreachable_kafka_is_reported_by_doctor() -> None:
     (check,) = deployment_checks.deployment_checks("127.0.0.1:1", None, None, "default", False)
     assert (check.name, check.ok) == ("retention", False)
     assert "127.0.0.1:1" in check.advice
@@ -212,7 +212,7 @@ def asked(config: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
 
 
 @pytest.mark.job
-def test_doctor_names_every_input_that_is_kept_too_shortly(
+def test_doctor_names_every_input_with_too_short_a_retention(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
     """Own topics, captured ones, the tables' journal, and the log; and the exit status says so."""
@@ -272,14 +272,16 @@ def test_a_good_deployment() -> None:
          "no READ on default.deliveries"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named(topic: str, wrong: TopicLook, check: str, said: str) -> None:
+def test_faults_of_a_deployment_are_named(
+    topic: str, wrong: TopicLook, check: str, said: str
+) -> None:
     checks = checked(topics(**{topic: wrong}))
     assert {name for name, one in checks.items() if not one.ok} == {check}
     assert said in checks[check].found
     assert checks[check].advice
 
 
-def test_a_full_disk_and_what_kafka_does_not_tell() -> None:
+def test_a_full_disk_and_settings_that_kafka_hides() -> None:
     full = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN, 2: 1_000_000})["Kafka's disk"]
     assert (full.ok, "broker 2: 0.0 GB" in full.found) == (False, True)
     silent = checked({name: TopicLook(t.partitions, 3, BIG) for name, t in topics().items()})
@@ -294,7 +296,7 @@ def test_one_broker_reads_all_partitions() -> None:
 
 
 @pytest.mark.parametrize(("age_s", "advised"), [(3_000.0, False), (4_000.0, True)])
-def test_messages_that_are_older_than_what_kafka_keeps(age_s: float, advised: bool) -> None:
+def test_messages_older_than_kafkas_retention(age_s: float, advised: bool) -> None:
     hour = {"default.publish": TopicLook(8, 3, {"retention.ms": "3600000"})}
     check = oldest_check(KafkaLook(hour), "default", {"orders": age_s, "new": 1.0})
     assert (check.ok, bool(check.advice)) == (True, advised)
@@ -314,7 +316,7 @@ def test_clocks(apart_s: float, ok: bool, said: str) -> None:
     assert clocks_check({}).ok
 
 
-def test_brokers_that_do_not_run_are_named_with_the_reason() -> None:
+def test_stopped_brokers_are_named_with_the_reason() -> None:
     """As the directory has them: of one that hangs (`step_watch`), one that was given up."""
     said: dict[str, dict[str, Any]] = {}
     records = BrokerRecords(
@@ -357,7 +359,9 @@ def test_versions(engine: dict[str, str], ok: bool, found: str | None, advice: s
 
 
 @pytest.mark.job
-def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_path: Path) -> None:
+def test_doctor_with_a_real_kafka_and_an_engines_reports(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
     """What Kafka tells is understood; an engine of another version and clock is heard."""
     address = kafka.bootstrap_servers
     ensure_topics(address, ["default"], [], ["a"])
@@ -391,7 +395,7 @@ def test_on_a_real_kafka_and_with_an_engines_words(kafka: EmbeddedKafka, tmp_pat
     assert status == 1
 
 
-def test_a_queue_whose_captured_topic_is_not_there() -> None:
+def test_a_queue_with_a_missing_captured_topic() -> None:
     """A topic to which clients publish need not be in Kafka."""
     queues = [
         {"name": name, "definition": {"underlying_topic": topic}, "alerts": alerts,
@@ -406,7 +410,7 @@ def test_a_queue_whose_captured_topic_is_not_there() -> None:
     assert captured_check(KafkaLook({"flights": TopicLook(1, 1)}), queues[:4]).ok
 
 
-def test_an_engine_that_lives_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     connect = lakequeue.connect
     with connect("memory://") as engine:
         engine.admin().define({"name": "q", "message_type": "json", "underlying_topic": "gone"})
@@ -456,7 +460,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     return start
 
 
-def test_kafka_is_not_there(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_kafka_is_missing(tmp_path: Path, refused: Callable[..., str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     said = refused("run", "--bootstrap", address)
     assert address in said

@@ -31,7 +31,7 @@ from s3_store import KEYS, bucket
 __all__ = ["bucket"]
 
 
-def test_a_path_or_a_file_uri_is_of_this_machine(tmp_path: Path) -> None:
+def test_a_path_or_a_file_uri_is_on_this_machine(tmp_path: Path) -> None:
     place = tmp_path / "with space"
     assert folder(str(place)) == folder(place.as_uri()) == folder(place) == place
     assert folder("tables").is_absolute()
@@ -49,7 +49,7 @@ def test_a_path_or_a_file_uri_is_of_this_machine(tmp_path: Path) -> None:
         ("file:folder", "allowed for a file is file:///an/absolute/path"),
     ],
 )
-def test_another_address_is_refused_with_what_is_allowed(text: str, why: str) -> None:
+def test_another_address_is_refused_with_the_allowed_ones(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as error:
         folder(text)
     assert repr(text) in str(error.value)
@@ -60,7 +60,7 @@ def test_one_store_has_one_name() -> None:
     assert folder("s3://lake/home/") == folder("s3a://lake/home") == RemoteFolder("s3a://lake/home")
 
 
-def test_a_folder_of_a_store_is_asked_like_one_of_this_machine(bucket: str, tmp_path: Path) -> None:
+def test_a_folder_of_a_store_behaves_like_a_local_one(bucket: str, tmp_path: Path) -> None:
     for root in (tmp_path, folder(f"{bucket}/home")):
         for name in ("checkpoint/east/metadata", "checkpoint/west/metadata", "tables/a/_delta_log"):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +101,7 @@ def test_a_home_remembers_where_its_parts_are(bucket: str, tmp_path: Path) -> No
     assert f"{bucket}/checkpoints/checkpoint/broker-0 is gone" in again.problem("real-time")
 
 
-def test_what_a_home_has_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
+def test_parts_in_the_home_are_not_searched_elsewhere(tmp_path: Path) -> None:
     home = tmp_path / "home"
     HomeFolder(home).open("real-time")
     (home / "tables" / "journal" / "_delta_log").mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_what_a_home_has_is_not_looked_for_elsewhere(tmp_path: Path) -> None:
         HomeFolder(tmp_path / "other", str(tmp_path / "elsewhere")).open("real-time")
 
 
-def test_a_store_that_does_not_answer_is_no_empty_home(
+def test_an_unreachable_store_is_not_an_empty_home(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HomeFolder(tmp_path, f"{bucket}/tables").open("real-time")
@@ -133,14 +133,14 @@ def test_a_store_that_does_not_answer_is_no_empty_home(
         tables_of(tmp_path)
 
 
-def test_deltas_own_library_reads_there(bucket: str) -> None:
+def test_deltas_own_library_reads_from_a_store(bucket: str) -> None:
     table = folder(f"{bucket}/tables/journal")
     rows = pa.table({"step": [1, 2]})
     deltalake.write_deltalake(str(table), rows, storage_options=delta_options(table))
     assert delta_table(table).to_pyarrow_table() == rows
 
 
-def test_spark_is_told_how_the_store_is_reached_and_no_secret(
+def test_spark_gets_the_stores_address_and_no_secret(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there, here = folder(f"{bucket}/x"), tmp_path
@@ -155,13 +155,13 @@ def test_spark_is_told_how_the_store_is_reached_and_no_secret(
     assert set(place_settings((there,))) == {"spark.hadoop.fs.s3a.endpoint.region"}
 
 
-def test_a_checkpoint_elsewhere_is_not_renamed_over() -> None:
+def test_a_checkpoint_on_a_store_is_not_renamed_over() -> None:
     """The manager of `conf/spark.conf` leaves the first try's file where a rename is refused."""
     assert place_settings((), RemoteFolder("hdfs://host/x"))[MANAGER] == REPLACES
     assert read_conf()[MANAGER] != REPLACES
 
 
-def test_the_jars_of_a_store_are_a_list_of_their_own() -> None:
+def test_the_jars_of_a_store_are_a_separate_list() -> None:
     usual, more = (_expected(Path("x"), wanted) for wanted in (JARS_XML, S3_XML))
     assert any(jar.name.startswith("hadoop-aws-3.5.0") for jar in more.spark)
     assert not {jar.name for jar in usual.spark} & {jar.name for jar in more.spark}
@@ -170,7 +170,7 @@ def test_the_jars_of_a_store_are_a_list_of_their_own() -> None:
     assert text.count("<dependency ") == text.count('transitive="false"') == len(more.spark)
 
 
-def test_the_settings() -> None:
+def test_settings_of_a_store() -> None:
     settings = EngineSettings({"lakequeue.tables": "s3a://a/b", "lakequeue.checkpoints": "/c"})
     assert settings.places == ("s3a://a/b", "/c")
     assert EngineSettings({}).places == ("", "")

@@ -43,26 +43,26 @@ def about(home: Path) -> dict:
     return json.loads((home / ABOUT).read_text())
 
 
-def test_who_it_is_is_written_whole(tmp_path: Path) -> None:
+def test_the_homes_record_is_written_atomically(tmp_path: Path) -> None:
     assert NOBODY in start(tmp_path)
     assert about(tmp_path)["format"] == FORMAT
     assert [*tmp_path.glob("*.draft")] == []
 
 
-def test_the_epoch_is_drawn_once_for_each_home(tmp_path: Path) -> None:
+def test_each_home_has_one_random_epoch(tmp_path: Path) -> None:
     epochs = [opened(tmp_path / name).epoch for name in "abab"]
     assert epochs[:2] == epochs[2:]
     assert epochs[0] != epochs[1]
     assert all(0 < epoch <= EPOCH_MAX for epoch in epochs)
 
 
-def test_a_home_of_before_epochs_gets_one(tmp_path: Path) -> None:
+def test_a_home_without_an_epoch_gets_one(tmp_path: Path) -> None:
     (tmp_path / ABOUT).write_text(json.dumps({"format": FORMAT}))
     home = opened(tmp_path)
     assert about(tmp_path) == {"format": FORMAT, "epoch": home.epoch}
 
 
-def test_a_home_that_cannot_be_made_says_where_and_why() -> None:
+def test_a_home_that_cannot_be_created_is_reported_with_path_and_reason() -> None:
     with pytest.raises(LakequeueError) as refused:
         HomeFolder(Path("/proc/nowhere")).open()
     assert str(refused.value) == (
@@ -72,7 +72,7 @@ def test_a_home_that_cannot_be_made_says_where_and_why() -> None:
 
 
 @pytest.mark.parametrize("damaged", ["{", "5", "[1]"])
-def test_a_home_whose_record_is_damaged_names_the_file(tmp_path: Path, damaged: str) -> None:
+def test_a_damaged_home_record_is_reported_with_its_file(tmp_path: Path, damaged: str) -> None:
     (tmp_path / ABOUT).write_text(damaged)
     with pytest.raises(
         LakequeueError, match=f"^home {tmp_path} cannot be used: {ABOUT} is damaged: "
@@ -80,7 +80,7 @@ def test_a_home_whose_record_is_damaged_names_the_file(tmp_path: Path, damaged: 
         opened(tmp_path)
 
 
-def test_a_home_that_lived_starts_again(lived: HomeFolder) -> None:
+def test_a_used_home_starts_again(lived: HomeFolder) -> None:
     assert NOBODY in start(lived.path)
     assert about(lived.path) == {
         "format": FORMAT, "epoch": lived.epoch, "trigger": "real-time",
@@ -101,7 +101,7 @@ def test_the_checkpoints_of_several_queries(lived: HomeFolder) -> None:
 
 
 @pytest.mark.parametrize("remembered", [True, False])
-def test_a_checkpoint_that_is_gone_is_refused_with_what_to_do(
+def test_a_missing_checkpoint_is_refused_with_the_remedy(
     lived: HomeFolder, remembered: bool
 ) -> None:
     if not remembered:  # by a version that did not note it; the tables tell
@@ -125,7 +125,7 @@ def test_a_checkpoint_without_its_home_is_refused(lived: HomeFolder) -> None:
     assert not (lived.path / ABOUT).exists()
 
 
-def test_a_checkpoint_is_for_its_trigger(tmp_path: Path, live: Any) -> None:
+def test_a_checkpoint_belongs_to_its_trigger(tmp_path: Path, live: Any) -> None:
     home = live(tmp_path, trigger=None)  # of a version that knew one
     with pytest.raises(LakequeueError, match=r"with the trigger 'micro-batch'.*--trigger micro-b"):
         home.open("real-time")
@@ -136,7 +136,7 @@ def test_a_checkpoint_is_for_its_trigger(tmp_path: Path, live: Any) -> None:
     assert about(tmp_path / "other")["trigger"] == "real-time"
 
 
-def test_a_convenience_that_is_damaged_is_written_anew(
+def test_a_damaged_cache_file_is_rewritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = opened(tmp_path)
@@ -150,7 +150,7 @@ def test_a_convenience_that_is_damaged_is_written_anew(
     assert (home.captured(), home.port("metrics")) == ({"a", "b"}, 9400)
 
 
-def test_its_secret_is_drawn_once_and_its_owners(tmp_path: Path) -> None:
+def test_the_homes_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     home, other = opened(tmp_path), opened(tmp_path / "other")
     assert len(home.secret) == 32
     assert HomeFolder(tmp_path).secret == home.secret != other.secret
@@ -159,7 +159,7 @@ def test_its_secret_is_drawn_once_and_its_owners(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
-def test_room_for_the_state(tmp_path: Path, live: Any) -> None:
+def test_free_disk_space_for_the_state(tmp_path: Path, live: Any) -> None:
     """Also where there is some room, but not for a batch."""
     home = live(tmp_path / "home")
     before = sorted(home.path.rglob("*"))
@@ -212,7 +212,7 @@ def test_a_home_may_be_moved_or_copied(tmp_path: Path, original: str, live: Any)
     assert metadata.stat().st_mtime_ns == written
 
 
-def test_a_home_that_is_where_it_was_is_left_alone(tmp_path: Path, live: Any) -> None:
+def test_a_home_at_its_old_path_is_left_unchanged(tmp_path: Path, live: Any) -> None:
     """Also where it is known by another name; and a schema that is nowhere is Spark's to tell."""
     home, link = live(tmp_path / "home").path, tmp_path / "link"
     link.symlink_to(home)
@@ -236,7 +236,7 @@ def test_a_home_stays_on_its_kafka(lived: HomeFolder) -> None:
     assert about(lived.path)["kafka"] == "first"
 
 
-def test_another_one_that_is_accepted_is_its_own_from_then_on(lived: HomeFolder) -> None:
+def test_an_accepted_new_kafka_becomes_the_homes_own(lived: HomeFolder) -> None:
     """And what writes the tables begins anew there: what is in them already they know."""
     lived.require_kafka("first", NOBODY, False)
     (lived.path / "tables-checkpoint" / "offsets").mkdir(parents=True)

@@ -114,7 +114,7 @@ def ends() -> Iterator[Ends]:
     one.close()
 
 
-def test_h1_a_copier_may_end_anywhere_and_begin_anywhere_before(ends: Ends) -> None:
+def test_h1_a_copier_may_die_anywhere_and_restart_earlier(ends: Ends) -> None:
     ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
     own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
     ends.far.admin().define(own)
@@ -156,7 +156,7 @@ class Deaf:
         """Nothing."""
 
 
-def test_h1_silence_is_told_and_all_is_copied_again(
+def test_h1_silence_is_reported_and_everything_is_copied_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Kafka whose engine is down is no open connection (H2), however often it is tried. A far end
@@ -183,7 +183,7 @@ def test_h1_silence_is_told_and_all_is_copied_again(
     assert ends.far.admin().describe("q")["depth"] == 1
 
 
-def test_h1_a_far_end_that_is_not_there_is_told_in_a_sentence(ends: Ends) -> None:
+def test_h1_a_missing_far_end_is_reported(ends: Ends) -> None:
     ends.near.admin().bridge(ends.definition)
     for changes, why in (
         ({"to": f"kafka://{ends.address}?broker=nobody"}, "has no broker 'nobody'; it has none"),

@@ -80,7 +80,7 @@ def test_the_list_is_pinned_and_flat() -> None:
     assert (len(jars.spark), len(jars.broker)) == (7, 34)
 
 
-def test_fetched_once(ivy: Path, cache: Path) -> None:
+def test_jars_are_fetched_once(ivy: Path, cache: Path) -> None:
     assert cached_jars() is None
     lines: list[str] = []
     first = ensure_jars(lines.append)
@@ -94,12 +94,12 @@ def test_fetched_once(ivy: Path, cache: Path) -> None:
     assert ensure_jars(print).spark[0].is_file(), "a lost one is fetched again"
 
 
-def test_two_at_once_fetch_once(ivy: Path) -> None:
+def test_two_processes_fetch_jars_once(ivy: Path) -> None:
     at_once([lambda: ensure_jars(print)] * 3)
     assert ivy.read_text() == "run\n"
 
 
-def test_another_list_is_another_folder(
+def test_another_list_of_jars_has_another_folder(
     ivy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = ensure_jars(print)
@@ -117,7 +117,7 @@ def test_another_list_is_another_folder(
          ":: org.apache.kafka#kafka_2.13;4.2.0: not found", "no Maven repository answered"),
     ],
 )  # fmt: skip
-def test_ivy_fails(
+def test_a_failing_ivy_is_reported(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, sentence: str
 ) -> None:
     java(tmp_path / "java/bin/java", 'version "17.0.1"', f"echo '{said}'; exit 1\n")
@@ -135,7 +135,7 @@ def test_ivy_fails(
         ("/" + "x" * 300, "File name too long"),  # not even looked into, as without a right to
     ],
 )
-def test_the_cache_cannot_be_used(
+def test_an_unusable_cache_is_reported(
     ivy: Path, monkeypatch: pytest.MonkeyPatch, place: str, why: str
 ) -> None:
     monkeypatch.setenv("LAKEQUEUE_CACHE", place)
@@ -148,7 +148,7 @@ def test_the_cache_cannot_be_used(
     )
 
 
-def test_java_home_comes_first(
+def test_java_home_comes_before_the_path(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     java(tmp_path / "path/java", 'openjdk version "17.0.9"')
@@ -173,7 +173,7 @@ def test_java_home_comes_first(
     [('java version "1.8.0_392"', ".*java is "), ('openjdk version "11.0.2"', ".*java is "),
      ("?", ".*java is "), ("", "there is none")],
 )  # fmt: skip
-def test_no_good_java(
+def test_a_missing_or_old_java_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, said: str
 ) -> None:
     if version:
@@ -231,7 +231,7 @@ def archiver(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Ar
     return Archiver(tmp_path, cache)
 
 
-def test_the_name_says_of_what_it_is(archiver: Archiver) -> None:
+def test_the_archives_name_identifies_its_contents(archiver: Archiver) -> None:
     def path(*words: str) -> Path:
         archive = JavaArchive("test")
         assert archiver.options(archive, *words) == []  # there is none, and nothing to write
@@ -250,7 +250,7 @@ def test_the_name_says_of_what_it_is(archiver: Archiver) -> None:
     assert {found.parent for found in seen} == {archiver.classes}
 
 
-def test_it_is_made_once_and_used_then(archiver: Archiver) -> None:
+def test_the_archive_is_made_once_and_then_used(archiver: Archiver) -> None:
     """Of the lines that Java has finished, also where several make it."""
     three = [archiver.recorded() for _ in range(3)]
     at_once([archive.make for archive in three])
@@ -261,14 +261,14 @@ def test_it_is_made_once_and_used_then(archiver: Archiver) -> None:
     assert f"-XX:SharedArchiveFile={path}" in archiver.options(JavaArchive("test"))
 
 
-def test_two_homes_make_it_once(archiver: Archiver) -> None:
+def test_two_homes_make_the_archive_once(archiver: Archiver) -> None:
     two = [archiver.recorded(home) for home in ("one-", "other-")]
     assert two[0].path == two[1].path
     at_once([archive.make for archive in two])
     assert archiver.runs.read_text() == "run\n"
 
 
-def test_a_java_that_is_slow_is_not_called_broken(
+def test_a_slow_java_does_not_count_as_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path / "home/bin/java"
@@ -281,7 +281,7 @@ def test_a_java_that_is_slow_is_not_called_broken(
         java_executable()
 
 
-def test_a_java_that_fails_leaves_nothing(
+def test_a_failing_java_leaves_no_archive(
     archiver: Archiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAILS", "1")
@@ -292,7 +292,7 @@ def test_a_java_that_fails_leaves_nothing(
     assert archiver.options(archive)[1].startswith("-XX:DumpLoadedClassList=")
 
 
-def test_where_nothing_can_be_made_nothing_happens(
+def test_nothing_happens_where_no_archive_can_be_made(
     archiver: Archiver, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short, no_folder, not_started = (archiver.recorded() for _ in range(3))
@@ -307,7 +307,7 @@ def test_where_nothing_can_be_made_nothing_happens(
     assert not archiver.runs.exists()
 
 
-def test_what_nobody_uses_goes(archiver: Archiver) -> None:
+def test_unused_archives_are_deleted(archiver: Archiver) -> None:
     archiver.classes.mkdir(parents=True)
     limit = archives.UNUSED_S_MAX
     # The second is of a process that died while it made it.
@@ -319,14 +319,14 @@ def test_what_nobody_uses_goes(archiver: Archiver) -> None:
     assert {p.name for p in archiver.classes.iterdir()} & set(ages) == {"test-used.jsa"}
 
 
-def test_in_the_background(archiver: Archiver) -> None:
+def test_the_archive_is_made_in_the_background(archiver: Archiver) -> None:
     archive = archiver.recorded()
     make_later([archive], after_s=0.0)
     assert archive.path is not None
     wait_for(archive.path.exists)
 
 
-def test_sparks_options(
+def test_the_archive_options_of_spark(
     archiver: Archiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of the user come last; where Spark's home is another each time there are none."""
@@ -369,7 +369,7 @@ def maps(pid: int | None, archive: JavaArchive) -> bool:
 
 
 @pytest.mark.job
-def test_kafka_maps_it_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
+def test_kafka_maps_the_archive_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
     """The classes are those of a Kafka that only says its version."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
     java, jars = java_executable(), ensure_jars().broker

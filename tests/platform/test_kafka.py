@@ -79,7 +79,7 @@ def read(broker: EmbeddedKafka, topic: str) -> bytes:
 
 
 @job
-def test_one_that_runs(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_kafka(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     """It shares this session, but not what Ctrl-C reaches; it listens on this machine only; and its
     home has one user."""
     properties = kafka.home / "server.properties"
@@ -97,7 +97,7 @@ def test_one_that_runs(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) ->
 
 @job
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-def test_it_dies_with_its_parent(tmp_path: Path) -> None:
+def test_kafka_dies_with_its_parent(tmp_path: Path) -> None:
     code = (
         "import sys, time; from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka\n"
         "print(EmbeddedKafka(sys.argv[1]).start().pid, flush=True); time.sleep(600)"
@@ -130,7 +130,7 @@ def test_a_crash_keeps_data_and_port(broker: EmbeddedKafka) -> None:
 
 @job
 @pytest.mark.parametrize("said", ["heap", "node"])
-def test_what_java_says_is_in_the_sentence(broker: EmbeddedKafka, said: str) -> None:
+def test_a_failed_start_quotes_java(broker: EmbeddedKafka, said: str) -> None:
     """Of too small a heap, and of a home whose data are another node's. From here on nothing runs
     on this home."""
     broker.stop()
@@ -143,12 +143,12 @@ def test_what_java_says_is_in_the_sentence(broker: EmbeddedKafka, said: str) -> 
     assert "\n" not in str(caught.value)
 
 
-def test_a_home_that_cannot_be_written() -> None:
+def test_an_unwritable_home_of_kafka() -> None:
     with pytest.raises(LakequeueError, match="The home /proc/nowhere cannot be written"):
         EmbeddedKafka("/proc/nowhere").start()
 
 
-def test_a_process_that_cannot_be_started_is_said(
+def test_a_process_that_cannot_be_started_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as without memory for a fork. The watch that starts a dead Kafka again then goes on."""
@@ -169,7 +169,7 @@ def test_stop_without_start(tmp_path: Path) -> None:
     assert (broker.running, broker.pid) == (False, None)
 
 
-def test_free_ports_are_not_those_of_outgoing_connections() -> None:
+def test_free_ports_are_outside_the_range_of_outgoing_connections() -> None:
     ports = {free_port() for _ in range(20)}
     assert all(20_000 <= port < 32_000 for port in ports)
     assert len(ports) > 1
@@ -192,7 +192,7 @@ def settings_of(folder: Path, text: str) -> dict[str, str]:
     return kafka_settings({VARIABLE: str(file)})
 
 
-def test_one_file_for_all(tmp_path: Path) -> None:
+def test_one_settings_file_serves_all_clients(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, FILE)
     assert settings["sasl.password"] == 'a"b=c'
     assert set(settings) == set(NAMES)
@@ -207,19 +207,19 @@ def test_one_file_for_all(tmp_path: Path) -> None:
     assert for_kafka_python(settings)["request_timeout_ms"] == 30_000
 
 
-def test_java_gets_no_login_and_no_certificates_if_none_are_given(tmp_path: Path) -> None:
+def test_java_gets_no_credentials_if_none_are_given(tmp_path: Path) -> None:
     plain = "security.protocol=PLAINTEXT\n"
     assert for_java(settings_of(tmp_path, plain)) == {"security.protocol": "PLAINTEXT"}
 
 
-def test_the_libraries_know_the_names(tmp_path: Path) -> None:
+def test_the_libraries_know_the_settings(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, FILE)
     del settings["ssl.ca.location"]  # librdkafka reads it at once
     Producer(settings)
     assert set(for_kafka_python(settings)) <= set(KafkaConsumer.DEFAULT_CONFIG)
 
 
-def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
+def test_all_wrong_settings_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         settings_of(tmp_path, "a=b\nnonsense\nsecurity.protocol=TLS\nsocket.timeout.ms=soon\n")
     assert [p.where.rpartition(" ")[2] for p in caught.value.problems] == ["1", "2", "3", "4"]
@@ -227,7 +227,7 @@ def test_everything_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         kafka_settings({VARIABLE: str(tmp_path / "nowhere")})
 
 
-def test_credentials_of_another_kafka_are_a_file_by_its_name(tmp_path: Path) -> None:
+def test_credentials_of_another_kafka_are_in_a_file_of_its_name(tmp_path: Path) -> None:
     (tmp_path / "east").write_text(FILE)
     there = {FOLDER_VARIABLE: str(tmp_path)}
     assert credentials("east", there)["sasl.password"] == 'a"b=c'
@@ -242,7 +242,7 @@ def test_credentials_of_another_kafka_are_a_file_by_its_name(tmp_path: Path) -> 
         credentials("east", {})
 
 
-def test_what_was_just_made_counts_though_kafka_does_not_describe_it_yet() -> None:
+def test_a_topic_just_created_counts_before_kafka_describes_it() -> None:
     """A receipt for a topic that seems not to be there would go to `<vpn>.rejected`, for ever."""
     described = [
         {"name": "old", "partitions": [0, 1, 2]},
@@ -311,7 +311,7 @@ class Late(Admin):
         return [{"name": name, "partitions": [0] * there.get(name, 0)} for name in names]
 
 
-def test_X4_a_topic_that_kafka_lists_late_has_the_size_that_it_was_made_with_and_kafkas_time(
+def test_X4_a_topic_listed_late_has_its_size_and_kafkas_time(
     use: Callable[[Admin], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a home that grows would be told that its topics have too many partitions."""
@@ -352,7 +352,7 @@ class Sized(Admin):
     [(8, 1, True), (9, 1, False), (16, 1, False), (16, 2, True), (17, 2, False), (16, 0, True),
      (17, 0, False), (9, 0, True), (16, 3, True), (17, 3, False)],
 )  # fmt: skip
-def test_M4_partitions_that_nobody_would_read_are_refused(
+def test_M4_surplus_partitions_are_refused(
     use: Callable[[Admin], None], size: int, before: int, fits: bool
 ) -> None:
     """Two brokers have eight each; with fewer before, nobody read more than theirs."""
@@ -365,7 +365,7 @@ def test_M4_partitions_that_nobody_would_read_are_refused(
         topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=before)
 
 
-def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_versions(
+def test_X4_messages_have_kafkas_time_in_new_and_old_topics(
     use: Callable[[Admin], None],
 ) -> None:
     """Also in those that an operator made; what producers write plainly keeps its own."""
@@ -377,7 +377,7 @@ def test_X4_messages_have_kafkas_time_in_new_topics_and_in_those_of_earlier_vers
     assert admin.topics["old.publish"]["retention.ms"] == "1"
 
 
-def test_X4_where_the_engine_may_not_say_so_it_starts_and_says_what_that_means(
+def test_X4_without_the_permission_the_engine_starts_and_logs_the_effect(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     refuses = Mock(alter_configs=Mock(side_effect=TopicAuthorizationFailedError))

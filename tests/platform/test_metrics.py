@@ -81,7 +81,7 @@ def engine() -> Iterator[Engine]:
     one.connection.close()
 
 
-def test_what_a_queue_holds(engine: Engine) -> None:
+def test_gauges_of_a_queue(engine: Engine) -> None:
     engine.send("orders", 3)
     engine.send("orders", deliver_at=engine.connection.now() + MINUTE)
     with engine.connection.consumer("orders", **ONE) as consumer:
@@ -98,7 +98,7 @@ def test_what_a_queue_holds(engine: Engine) -> None:
         assert engine.value("queue_blocked", reason="no consumer's filter matches") == 1
 
 
-def test_what_went_through_a_queue(engine: Engine) -> None:
+def test_counters_of_a_queue(engine: Engine) -> None:
     engine.send("orders", 6)  # one too many
     with engine.connection.consumer("orders", max_backlog=10, ack_mode="individual") as consumer:
         first, second, third = (consumer.receive(timeout=0) for _ in range(3))
@@ -148,7 +148,7 @@ def rows(event: str, ids: range, time_ms: int, queue: str = "orders") -> pa.Tabl
     )
 
 
-def test_of_many_messages_a_sample_stands_for_all() -> None:
+def test_times_of_many_messages_are_sampled() -> None:
     """The number is right within the sample's error, and what is followed is bounded."""
     metrics, total = Metrics(), 40_000
     for start in range(1, total, 1_000):
@@ -164,7 +164,7 @@ def test_of_many_messages_a_sample_stands_for_all() -> None:
     assert seconds == pytest.approx(2 * count)
 
 
-def test_however_many_queues_there_are_the_memory_is_bounded() -> None:
+def test_the_memory_is_bounded_whatever_the_number_of_queues() -> None:
     """Also while nobody has asked for the metrics."""
     metrics = Metrics()
     for n in range(QUEUES_MAX + 20):
@@ -175,7 +175,7 @@ def test_however_many_queues_there_are_the_memory_is_bounded() -> None:
     assert value(metrics, "queue_waiting_seconds_count", queue=OTHER, **VPN) == 20
 
 
-def test_only_so_many_queues_have_series_of_their_own() -> None:
+def test_a_limited_number_of_queues_have_their_own_series() -> None:
     engine = Engine(*({"name": f"q{n:02}"} for n in range(12)), {"name": OTHER}, most=4)
     for name, count in (("q03", 5), ("q07", 4), ("q11", 1), (OTHER, 2)):
         engine.send(name, count)
@@ -217,7 +217,7 @@ PROGRESS = {
 }  # fmt: skip
 
 
-def test_what_the_table_names_is_served_and_nothing_else(engine: Engine) -> None:
+def test_exactly_the_documented_metrics_are_served(engine: Engine) -> None:
     figures = {metric.figure for metric in TABLE if metric.source == "batch"} | PHASES.keys()
     assert figures <= set(NAMES)
     observed = {"engine": dict.fromkeys(figures, 1) | {"broker": BROKER}}
@@ -282,7 +282,9 @@ def watched() -> Iterator[Any]:
         assert not one._thread.is_alive()
 
 
-def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine, watched: Any) -> None:
+def test_the_engine_is_inspected_only_while_metrics_are_scraped(
+    engine: Engine, watched: Any
+) -> None:
     asked: list[str] = []
 
     def connect(vpn: str) -> Any:
@@ -301,7 +303,7 @@ def test_the_engine_is_asked_only_while_somebody_reads(engine: Engine, watched: 
 
 
 @pytest.mark.parametrize(("look_s", "rest_s"), [(0.01, 5.0), (0.2, 10.0), (60.0, 300.0)])
-def test_looks_take_a_fiftieth_of_the_time_at_most(
+def test_inspections_take_at_most_a_fiftieth_of_the_time(
     monkeypatch: pytest.MonkeyPatch, look_s: float, rest_s: float
 ) -> None:
     watch, rests = QueueWatch("", [], Mock()), list[float]()
@@ -311,7 +313,7 @@ def test_looks_take_a_fiftieth_of_the_time_at_most(
     assert rests == [rest_s]
 
 
-def test_looks_go_on_after_one_that_nobody_thought_of(watched: Any, engine: Engine) -> None:
+def test_inspections_continue_after_an_unexpected_error(watched: Any, engine: Engine) -> None:
     """A client may write anything into the directory, where the brokers are."""
     connections = iter([Mock(brokers=Mock(side_effect=KeyError("number")))])
     watch = watched(engine.metrics, lambda vpn: next(connections, None) or connect(engine, vpn))
@@ -324,7 +326,7 @@ def connect(engine: Engine, vpn: str) -> Any:
     return lakequeue.connect(engine.url, vpn=vpn)
 
 
-def test_who_reads_after_a_pause_gets_figures_of_a_new_look(
+def test_a_scrape_after_a_pause_gets_fresh_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While nobody reads, it does not look."""
@@ -340,7 +342,7 @@ def test_who_reads_after_a_pause_gets_figures_of_a_new_look(
     assert len(looks) == 2
 
 
-def test_brokers_are_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_brokers_is_read_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [0.0], list[float]()
     watch = QueueWatch("", [], Mock())
     monkeypatch.setattr(queue_watch.time, "monotonic", lambda: now[0])
@@ -352,7 +354,7 @@ def test_brokers_are_asked_for_once_a_minute(monkeypatch: pytest.MonkeyPatch) ->
     assert watch._known_brokers(connection) == [{"name": "", "number": 7}]
 
 
-def test_every_broker_is_looked_at(watched: Any) -> None:
+def test_every_broker_is_inspected(watched: Any) -> None:
     """With series of its own, also where a queue has the same name."""
     url = f"memory://metrics-{next(_names)}"
     queue = QUEUE | {"name": "orders", "type": "Queue", "max_spool_usage": 10}
@@ -388,7 +390,7 @@ def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine, watched: 
     assert not failures
 
 
-def test_a_broker_or_a_vpn_that_does_not_answer_costs_nobody_else_its_figures() -> None:
+def test_a_silent_broker_or_vpn_does_not_affect_other_figures() -> None:
     """And who needs the oldest message of all is told that one is missing."""
     url = f"memory://metrics-{next(_names)}"
     queue = QUEUE | {"name": "orders", "type": "Queue"}
@@ -444,7 +446,7 @@ def test_a_broker_or_a_vpn_that_does_not_answer_costs_nobody_else_its_figures() 
     first.close()
 
 
-def test_h2_what_holds_a_bridge(engine: Engine) -> None:
+def test_h2_metrics_name_the_endpoint_that_blocks_a_bridge(engine: Engine) -> None:
     bridge = {"name": "out", "subscriptions": ["a/>"]}
     with lakequeue.connect("memory://metrics-far") as far:
         far.admin().bridge({**bridge, "from": engine.url, "to": BROKER})

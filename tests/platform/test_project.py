@@ -46,7 +46,7 @@ def locked() -> dict[str, tuple[str, int]]:
     return found
 
 
-def test_all_that_is_shipped_is_pinned_with_hashes() -> None:
+def test_all_shipped_packages_are_pinned_with_hashes() -> None:
     extras, there = PROJECT["project"]["optional-dependencies"], locked()
     wanted = [*PROJECT["project"]["dependencies"], *(x for extra in SHIPPED for x in extras[extra])]
     for requirement in map(Requirement, wanted):
@@ -55,12 +55,12 @@ def test_all_that_is_shipped_is_pinned_with_hashes() -> None:
     assert all(hashes for _, hashes in there.values())
 
 
-def test_the_makefile_locks_what_is_shipped() -> None:
+def test_the_makefile_locks_the_shipped_packages() -> None:
     (line,) = re.findall(r"^SHIPPED := (.*)$", MAKEFILE, re.MULTILINE)
     assert tuple(line.split()) == SHIPPED
 
 
-def test_an_audit_that_learns_nothing_fails() -> None:
+def test_an_audit_without_an_answer_fails() -> None:
     """A package index that does not have the list of vulnerabilities is no clean bill of health."""
     (line,) = (x for x in MAKEFILE.splitlines() if "/pip-audit " in x)
     assert "--strict" in line
@@ -123,12 +123,12 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return home / "bin"
 
 
-def test_its_name_is_that_of_the_readme(wheel: Path) -> None:
+def test_the_wheels_name_is_that_of_the_readme(wheel: Path) -> None:
     assert wheel.name == f"lakequeue-{PROJECT['project']['version']}-py3-none-any.whl"
     assert wheel.name in (ROOT / "README.md").read_text()
 
 
-def test_it_holds_every_room_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_every_room_and_nothing_else(wheel: Path) -> None:
     """Python files and package data as in the checkout; no tests, no docs."""
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     data = PROJECT["tool"]["setuptools"]["package-data"]
@@ -157,7 +157,7 @@ def test_every_folder_of_code_is_a_room() -> None:
     assert all(file.name in image for file in ROOT.glob("*.py"))
 
 
-def test_nobody_is_told_to_install_it_from_an_index() -> None:
+def test_no_page_installs_the_package_from_an_index() -> None:
     """There is none that has it; whatever has its name there would be somebody else's."""
     files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     files += [file for room in ROOMS for file in (ROOT / room).glob("*.py")]
@@ -175,7 +175,7 @@ def test_a_round_trip_on_memory(installed: Path, tmp_path: Path) -> None:
     assert Path(where).is_relative_to(installed.parent), "not the wheel's"
 
 
-def test_the_benchmarks_are_there_and_run(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_has_the_benchmarks(installed: Path, tmp_path: Path) -> None:
     """`bench` is part of the wheel: it measures the machine that the wheel is installed on."""
     said = run(installed / "lakequeue", "bench", "core", "--messages", "2000", cwd=tmp_path)
     assert "µs" in said
@@ -263,7 +263,7 @@ def is_part(name: str, of: str, mark: str) -> bool:
     return name == of or name.startswith(of + mark)
 
 
-def test_what_functions_import_is_slow_or_optional() -> None:
+def test_only_slow_or_optional_modules_are_imported_in_functions() -> None:
     used = set()
     for file, tree in modules().items():
         if not re.search(r"^ +(?:import|from) ", file.read_text(), re.MULTILINE):
@@ -294,7 +294,7 @@ say("client")
 """
 
 
-def test_the_command_line_and_a_client_start_with_little() -> None:
+def test_the_command_line_and_a_client_import_little() -> None:
     """What takes its time to load is loaded by who needs it."""
     ran = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)
     assert "Usage: " in ran.stdout
@@ -309,7 +309,7 @@ def more_than_once(names: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
 
 
-def test_each_module_and_each_class_has_a_name_of_its_own() -> None:
+def test_names_of_modules_and_classes_are_unique() -> None:
     files = [(file.stem, file) for file in named()]
     classes = [(node.name, file) for file in named() for node in modules()[file].body
                if isinstance(node, ast.ClassDef)]  # fmt: skip
@@ -328,7 +328,7 @@ def without_a_reason(source: str, tree: ast.Module) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_a_handler_that_catches_everything_says_why() -> None:
+def test_a_handler_that_catches_everything_has_a_reason() -> None:
     found = [
         f"{file.relative_to(ROOT)}:{line}"
         for file, tree in modules().items() for line in without_a_reason(file.read_text(), tree)
@@ -336,7 +336,7 @@ def test_a_handler_that_catches_everything_says_why() -> None:
     assert found == []
 
 
-def test_one_without_a_reason_is_found() -> None:
+def test_a_handler_without_a_reason_is_found() -> None:
     handlers = ("Exception: # why\n  x", "Exception:\n  raise", "Exception:\n  x")
     sources = [f"try:\n  x\nexcept {h}\n" for h in handlers]
     assert [list(without_a_reason(s, ast.parse(s))) for s in sources] == [[], [], [3]]
@@ -358,7 +358,7 @@ def hidden_of_threads(tree: ast.Module) -> Iterator[str]:
                     yield f"{kind.name}.{node.attr}"
 
 
-def test_no_thread_hides_what_threads_are_made_of() -> None:
+def test_no_thread_class_hides_attributes_of_thread() -> None:
     assert [found for tree in modules().values() for found in hidden_of_threads(tree)] == []
     one = "class A(WatchThread):\n  def f(self):\n    self._bootstrap = self.mine = 1\n"
     assert list(hidden_of_threads(ast.parse(one))) == ["A._bootstrap"]

@@ -71,7 +71,7 @@ def test_extra_settings_win() -> None:
     assert "-Xss8m" in settings["spark.driver.extraJavaOptions"]
 
 
-def test_java_options_are_put_behind_ours() -> None:
+def test_the_users_java_options_follow_ours() -> None:
     """Java takes the last of two that contradict each other; the log's configuration stays."""
     extra = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"}
     settings = spark_settings(master="local[2]", jars=[], extra=extra)
@@ -81,7 +81,7 @@ def test_java_options_are_put_behind_ours() -> None:
     assert any(option.startswith("-Dlog4j2.configurationFile=") for option in ours)
 
 
-def test_a_class_path_is_put_behind_our_jars() -> None:
+def test_the_users_class_path_follows_our_jars() -> None:
     """Java's archive has only classes of the class path, and fits that alone: a home on an object
     store has the same one. A cluster gets the jars sent."""
     jars = [Path("/c/delta.jar"), Path("/c/hadoop-bare-naked-local-fs-0.1.0.jar")]
@@ -98,7 +98,7 @@ def test_a_class_path_is_put_behind_our_jars() -> None:
     assert settings["spark.driver.extraClassPath"] == "/own.jar"
 
 
-def test_a_cluster_is_not_told_of_this_machine() -> None:
+def test_a_cluster_gets_no_local_paths() -> None:
     settings = spark_settings(master="spark://host:7077", jars=[], ui_port=4050)
     assert "spark.driver.bindAddress" not in settings
     assert "spark.executor.extraJavaOptions" not in settings
@@ -155,7 +155,7 @@ finally:
 """
 
 
-def test_a_java_that_does_not_start_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_java_that_does_not_start_is_reported_with_its_reason(tmp_path: Path) -> None:
     """Java names the wrong option first, and closes with two lines that help nobody. What others
     print meanwhile does not go into its log."""
     java, log = tmp_path / "java" / "bin" / "java", tmp_path / "spark.log"
@@ -215,7 +215,7 @@ def said(log_format: str, file: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_one_line_an_event_and_no_noise(log_format: str, tmp_path: Path) -> None:
+def test_javas_log_has_one_line_an_event_and_no_noise(log_format: str, tmp_path: Path) -> None:
     lines = said(log_format, tmp_path / "spark.log")
     if log_format == "json":
         (line,) = map(json.loads, lines)
@@ -227,7 +227,7 @@ def test_one_line_an_event_and_no_noise(log_format: str, tmp_path: Path) -> None
         assert "nobody can act on this" not in str(lines)
 
 
-def test_a_parent_is_halted_when_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_is_halted_after_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked nothing before, for it would not answer."""
     gateway, at_exit = MagicMock(spec=["jvm"]), []
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
@@ -242,7 +242,7 @@ def test_a_parent_is_halted_when_all_is_said(monkeypatch: pytest.MonkeyPatch) ->
     runtime.halt.assert_called_once_with(0)
 
 
-def test_a_child_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_of_java_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "60"])
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
     assert spark.kill_java()
@@ -275,13 +275,13 @@ def _said(alone: bool, later: int) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in python(java).splitlines()]
 
 
-def test_all_threads_of_java_yield_once_to_the_only_broker() -> None:
+def test_javas_threads_yield_once_to_a_single_broker() -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     below = min(ours + BELOW, 19)
     assert _said(True, 0) == [[2 if below > ours else 0, 0, ours], [below, below]]
 
 
-def test_of_several_brokers_none_comes_before_another() -> None:
+def test_several_brokers_have_the_same_priority() -> None:
     """One that was alone gets the priority that Java has, as a new one has it from Java."""
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert _said(False, 0) == [[0, 0, ours], [ours, ours]]
@@ -312,7 +312,7 @@ print("done")
 """
 
 
-def test_what_is_forked_after_the_imports_works() -> None:
+def test_libraries_work_in_workers_forked_after_the_imports() -> None:
     """Threads of libraries are not forked: numpy's, Arrow's and Kafka's must begin theirs anew."""
     assert python(FORKS) == "done\n"
 
@@ -337,7 +337,7 @@ print(kept_mb, (psutil.Process().memory_info().rss - before) // 1_000_000)
 """
 
 
-def test_memory_that_is_let_go_is_used_again_and_then_given_back() -> None:
+def test_freed_memory_is_reused_and_then_returned() -> None:
     """Not at once, for it costs to get it anew; once a minute."""
     kept, stays = map(int, python(LETS_GO).split())
     assert kept >= 80, f"{kept} MB are kept"
@@ -353,12 +353,12 @@ print(sorted(heavy & set(sys.modules)))
 """
 
 
-def test_who_is_asked_which_state_there_is_imports_little() -> None:
+def test_the_process_that_describes_the_state_imports_little() -> None:
     """A query's start waits for that process."""
     assert python(WHAT_STATE) == "[]\n"
 
 
-def test_the_public_names_are_there_when_asked_for() -> None:
+def test_public_names_are_loaded_on_first_use() -> None:
     assert set(lakequeue.__all__) <= set(dir(lakequeue))
     assert all(getattr(lakequeue, name).__name__ == name for name in lakequeue.__all__)
     with pytest.raises(AttributeError, match="'lakequeue' has no attribute 'nothing'"):
@@ -421,7 +421,7 @@ class Captured(Exception):
         (None, "no reason given"),
     ],
 )  # fmt: skip
-def test_the_innermost_cause_is_told(error: object, cause: str) -> None:
+def test_the_innermost_cause_is_reported(error: object, cause: str) -> None:
     assert cause_of(error) == cause
 
 
@@ -443,7 +443,7 @@ CALL = "An error occurred while calling o3908.collectToPython"
         (ValueError("no table"), True),
     ],
 )  # fmt: skip
-def test_a_batch_that_was_cut_off_is_no_error_in_the_log(error: Exception, kept: bool) -> None:
+def test_an_interrupted_batch_is_no_error_in_the_log(error: Exception, kept: bool) -> None:
     def record(module: str) -> logging.LogRecord:
         try:
             raise error

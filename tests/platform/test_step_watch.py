@@ -86,14 +86,14 @@ def hanging() -> World:
     return world
 
 
-def test_one_that_has_nothing_to_do_is_not_stuck(world: World) -> None:
+def test_an_idle_broker_is_not_stuck(world: World) -> None:
     world.go_on(3_600)
     assert world.stuck == []
     assert {type(one) for one in world.heard} == {commands.Tick}
     assert len(world.heard) <= 3_600 / PROBE_S, "it costs an idle one little"
 
 
-def test_one_that_is_told_something_and_takes_no_step_is(
+def test_a_broker_with_input_and_no_step_is_stuck(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.go_on(60)
@@ -107,7 +107,7 @@ def test_one_that_is_told_something_and_takes_no_step_is(
 
 
 @pytest.mark.parametrize("error", [Py4JNetworkError("refused"), ConnectionRefusedError()])
-def test_the_watch_outlives_java(
+def test_the_step_watch_survives_java(
     world: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Which dies, and says no more which queries run; the next one does."""
@@ -127,7 +127,7 @@ def test_the_watch_outlives_java(
     assert len(asked) > 3
 
 
-def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again() -> None:
+def test_a_broker_without_its_topic_is_restarted_alone() -> None:
     told, stuck = list[str](), list[str]()
 
     def tell(broker: BrokerQuery, value: bytes) -> None:
@@ -147,7 +147,7 @@ def test_one_that_cannot_be_told_costs_the_others_nothing_and_is_started_again()
     assert set(told) == set(stuck) == {"a", "b"}
 
 
-def test_one_that_hangs_again_and_again_is_given_longer(hanging: World) -> None:
+def test_a_broker_that_hangs_repeatedly_gets_more_time(hanging: World) -> None:
     hanging.go_on(1_800)
     pauses = [after - before for before, after in pairwise(hanging.stuck)]
     assert 3 <= len(hanging.stuck) <= 7
@@ -155,7 +155,7 @@ def test_one_that_hangs_again_and_again_is_given_longer(hanging: World) -> None:
     assert pauses[-1] >= 4 * STUCK_S
 
 
-def test_while_kafka_takes_nothing_nobody_is(hanging: World) -> None:
+def test_no_broker_is_stuck_while_kafka_takes_nothing(hanging: World) -> None:
     pulse = Pulse()
     assert {pulse.look(n * LOOK_S, "run", 10, 5) for n in range(100)} == {NOTHING, PROBE}
     for n in range(21):
@@ -163,14 +163,14 @@ def test_while_kafka_takes_nothing_nobody_is(hanging: World) -> None:
     assert hanging.heard == []
 
 
-def test_a_machine_that_slept_is_no_reason(hanging: World) -> None:
+def test_a_suspended_machine_makes_no_broker_stuck(hanging: World) -> None:
     hanging.nearly()
     hanging.now += 3_600
     hanging.nearly()
     assert hanging.stuck == []
 
 
-def test_one_that_begins_elsewhere_has_its_time_anew(hanging: World) -> None:
+def test_a_broker_restarted_elsewhere_gets_its_whole_time(hanging: World) -> None:
     """Its executor was given up after most of it, or was told to leave."""
     hanging.nearly()
     hanging.executors = ["one"]
@@ -182,7 +182,7 @@ def test_one_that_begins_elsewhere_has_its_time_anew(hanging: World) -> None:
     assert len(hanging.stuck) == 1
 
 
-def test_M4_one_that_begins_anew_after_a_rest_has_its_time_anew(hanging: World) -> None:
+def test_M4_a_broker_restarted_after_a_pause_gets_its_whole_time(hanging: World) -> None:
     """The home rested for a change of brokers, and then all queries began anew."""
     hanging.nearly()
     hanging.broker.resting = True
@@ -195,13 +195,13 @@ def test_M4_one_that_begins_anew_after_a_rest_has_its_time_anew(hanging: World) 
     assert len(hanging.stuck) == 1
 
 
-def test_one_that_is_being_started_is_left_alone(hanging: World) -> None:
+def test_a_starting_broker_is_left_alone(hanging: World) -> None:
     hanging.broker.state = RESTARTING
     hanging.go_on(10 * STUCK_S)
     assert hanging.stuck == hanging.heard == []
 
 
-def test_it_goes_on_watching_whatever_java_answers_while_it_ends(
+def test_the_step_watch_continues_whatever_java_answers_at_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Otherwise no broker that hangs would be noticed any more."""
@@ -217,7 +217,7 @@ def test_it_goes_on_watching_whatever_java_answers_while_it_ends(
     assert caplog.messages == ["lakequeue-step-watch"], "once a minute"
 
 
-def test_a_reader_that_hangs_ends_the_loop(
+def test_a_hanging_reader_ends_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0}
@@ -243,7 +243,7 @@ dump.stop()
 """
 
 
-def test_a_step_that_does_not_end_leaves_its_stacks(tmp_path: os.PathLike[str]) -> None:
+def test_a_hanging_step_leaves_its_stack_traces(tmp_path: os.PathLike[str]) -> None:
     """Though another thread has Python's own lock."""
     command = [sys.executable, "-c", HANGS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)

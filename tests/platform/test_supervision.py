@@ -30,7 +30,7 @@ from py4j.protocol import Py4JError
 @pytest.mark.parametrize(
     ("times", "apart_s"), [(1, 0.0), (3, supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1)]
 )
-def test_five_times_in_five_minutes(
+def test_five_restarts_in_five_minutes_are_too_many(
     monkeypatch: pytest.MonkeyPatch, times: int, apart_s: float
 ) -> None:
     """What ended long ago does not count."""
@@ -75,7 +75,7 @@ def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
     return engine, started
 
 
-def test_a_passing_cause_does_not_end_a_start(supervised: Supervised) -> None:
+def test_a_temporary_cause_does_not_end_a_start(supervised: Supervised) -> None:
     engine, started = supervised
     failed(engine, "Python worker failed to connect back.")
     engine.watch.restart_if_passing()
@@ -86,7 +86,7 @@ def test_a_passing_cause_does_not_end_a_start(supervised: Supervised) -> None:
     assert started == [True]
 
 
-def test_a_broker_that_hung_may_end_for_another_reason(
+def test_a_broker_that_hung_may_end_for_another_reason_later(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each end is told with its own cause, also before the broker answers again."""
@@ -112,7 +112,7 @@ LATE = (
 
 
 @pytest.mark.parametrize("why", LATE)
-def test_a_worker_that_comes_late_never_ends_the_engine(
+def test_late_workers_never_end_the_engine(
     supervised: Supervised, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
     """The machine is busy: giving up would not help it. Other ends count as ever, and a pause
@@ -128,7 +128,7 @@ def test_a_worker_that_comes_late_never_ends_the_engine(
     assert len(started) == 3 * RESTARTS_MAX
 
 
-def test_S1_steps_that_put_something_aside_never_end_the_engine(
+def test_S1_steps_that_reject_records_never_end_the_engine(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start takes the step without what failed: at once, while starting too, and however
@@ -141,7 +141,7 @@ def test_S1_steps_that_put_something_aside_never_end_the_engine(
     assert len(started) == 2 * RESTARTS_MAX
 
 
-def test_kafka_that_is_away_does_not_end_the_supervisor(
+def test_an_unreachable_kafka_does_not_end_the_supervisor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A topic came to exist and Kafka does not answer: it is tried again, and not forgotten."""
@@ -155,7 +155,7 @@ def test_kafka_that_is_away_does_not_end_the_supervisor(
     assert engine.captured.more
 
 
-def test_what_the_queries_need_is_waited_for(
+def test_queries_wait_for_kafka_and_disk(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Kafka and a disk that takes files, however often it is looked: one sentence each."""
@@ -179,7 +179,7 @@ def test_what_the_queries_need_is_waited_for(
     assert started == [True]
 
 
-def test_a_checkpoint_that_went_away_is_not_begun_anew(tmp_path: Path, live: Any) -> None:
+def test_a_vanished_checkpoint_is_not_recreated(tmp_path: Path, live: Any) -> None:
     """As when a volume is unmounted: Spark would begin with an empty one, in silence."""
     live(tmp_path, checkpoint="broker-0")
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
@@ -193,7 +193,7 @@ def test_a_checkpoint_that_went_away_is_not_begun_anew(tmp_path: Path, live: Any
         engine.watch.look_after()
 
 
-def test_a_store_that_does_not_answer_is_waited_for(
+def test_queries_wait_for_an_unreachable_store(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody can say whether the checkpoint is there: then Spark does not begin one anew."""
@@ -210,7 +210,7 @@ def test_a_store_that_does_not_answer_is_waited_for(
     assert started == [True]
 
 
-def test_kafka_that_is_away_is_said_once(
+def test_an_unreachable_kafka_is_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     away = NotConnected("no Kafka broker answers at host:1 – connection refused")
@@ -230,7 +230,7 @@ def test_kafka_that_is_away_is_said_once(
     ]
 
 
-def test_an_end_in_time(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_clean_end_of_a_query(caplog: pytest.LogCaptureFixture) -> None:
     fails = Mock(side_effect=ValueError("no such thing\n\tat org.apache.spark.SparkContext.stop"))
     with caplog.at_level(logging.INFO):
         assert within(5, lambda: None, "done")
@@ -246,14 +246,14 @@ def source(start: Any, end: Any, rows: int) -> dict[str, Any]:
     return {"startOffset": start, "endOffset": end, "numInputRows": rows}
 
 
-def test_a_batch_that_brought_all_it_spans_misses_nothing() -> None:
+def test_a_complete_batch_reports_no_loss() -> None:
     whole = source({"t": {"0": 5}}, {"t": {"0": 9}, "u": {"0": 7}}, 4)  # u is new: from its first
     first = source(None, {"t": {"0": 9}}, 2)
     rate = source(0, 1, 1)
     assert missing({"sources": [whole, first, rate]}) == {}
 
 
-def test_only_what_lies_before_kafkas_first_offset_is_lost() -> None:
+def test_only_records_before_kafkas_first_offset_are_lost() -> None:
     """Markers of transactions take offsets too; they are there."""
     progress = {"sources": [source({"t": {"0": 5, "1": 0}}, {"t": {"0": 9, "1": 8}}, 3)]}
     spans = missing(progress)
@@ -262,7 +262,7 @@ def test_only_what_lies_before_kafkas_first_offset_is_lost() -> None:
     assert losses(spans, {("t", 0): 7, ("t", 1): 20}) == [Loss("t", 0, 5, 7), Loss("t", 1, 0, 8)]
 
 
-def test_a_loss_is_said_and_counted(
+def test_a_loss_is_reported_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     found: Queue[Loss] = Queue()
@@ -275,7 +275,7 @@ def test_a_loss_is_said_and_counted(
     assert "1,000 records of t, partition 0 (offsets 5 to 1004) are lost" in caplog.text
 
 
-def test_a_call_that_java_did_not_get_is_made_again(
+def test_a_call_that_java_did_not_receive_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A connection that was cut is no failure of the engine; one that stays cut is."""

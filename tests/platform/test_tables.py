@@ -118,12 +118,12 @@ def test_R1_a_table_without_its_log_is_set_aside(tables: Path) -> None:
     assert look_at_tables(tables) == []
 
 
-def test_R1_a_log_that_was_just_begun_is_no_damage(tmp_path: Path) -> None:
+def test_R1_a_new_log_is_no_damage(tmp_path: Path) -> None:
     (tmp_path / "messages" / "_delta_log").mkdir(parents=True)
     assert damage(tmp_path) == ""
 
 
-def test_R1_a_file_that_somebody_took_is_named_and_taken_out_of_the_table(tables: Path) -> None:
+def test_R1_a_missing_file_is_named_and_removed_from_the_table(tables: Path) -> None:
     data_of(tables, 2).unlink()
     file = cut_off(data_of(tables, 4))
     assert "table 'messages': date=2026-11-26/" in damage(tables)
@@ -133,7 +133,7 @@ def test_R1_a_file_that_somebody_took_is_named_and_taken_out_of_the_table(tables
 
 
 @pytest.mark.parametrize("left", [0, 300])
-def test_R1_a_commit_that_was_cut_is_put_aside(tables: Path, left: int) -> None:
+def test_R1_a_truncated_commit_is_set_aside(tables: Path, left: int) -> None:
     file = cut_off(commit(tables, VERSIONS - 1), left)
     assert f"{file.name} is " in damage(tables)
     said = mended(tables, *range(VERSIONS - 1))
@@ -141,7 +141,7 @@ def test_R1_a_commit_that_was_cut_is_put_aside(tables: Path, left: int) -> None:
     assert [*(tables / ".aside").rglob(file.name)]
 
 
-def test_R1_what_came_behind_a_lost_commit_is_put_aside_too(tables: Path) -> None:
+def test_R1_commits_after_a_lost_one_are_set_aside_too(tables: Path) -> None:
     commit(tables, 3).unlink()
     mended(tables, 0, 1, 2)
 
@@ -168,20 +168,20 @@ def test_R1_a_damaged_checkpoint_with_all_commits_costs_nothing(
     mended(tables, *range(VERSIONS))
 
 
-def test_R1_a_log_of_a_newer_kind_is_not_judged(tables: Path) -> None:
+def test_R1_a_log_of_a_newer_kind_is_not_repaired(tables: Path) -> None:
     (log(tables) / f"{9:020}.checkpoint.0f3e-uuid.parquet").write_bytes(b"?")
     commit(tables, 0).unlink()
     assert damage(tables) == ""
 
 
-def test_R1_files_that_were_removed_are_no_part_of_the_table(tables: Path) -> None:
+def test_R1_removed_files_are_no_part_of_the_table(tables: Path) -> None:
     deltalake.DeltaTable(tables / "messages").optimize.compact()
     data_of(tables, 0).unlink()
     assert damage(tables) == ""
     assert pq.read_table(tables / "messages" / next(iter(look(tables).files))).num_rows == VERSIONS
 
 
-def test_R1_a_repair_takes_the_queries_checkpoints_too(tmp_path: Path, tables: Path) -> None:
+def test_R1_a_repair_removes_the_queries_checkpoints_too(tmp_path: Path, tables: Path) -> None:
     (tmp_path / "home" / "tables").mkdir(parents=True)
     home = tmp_path / "home"
     (tables / "messages").rename(home / "tables" / "messages")
@@ -253,7 +253,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
-def test_a_full_disk_is_told_once_and_waited_for(
+def test_a_full_disk_is_reported_once_and_waited_for(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.full = "tables cannot be written (No space left on device)"
@@ -272,14 +272,14 @@ def test_a_full_disk_is_told_once_and_waited_for(
     assert world.stopped() == 0
 
 
-def test_what_passes_alarms_nobody(world: World) -> None:
+def test_a_temporary_failure_raises_no_alarm(world: World) -> None:
     world.end()
     world.look(5)
     world.watch.batch(TABLES_QUERY)
     assert (world.starts, world.told) == (2, [])
 
 
-def test_what_does_not_pass_is_tried_for_ever_after_longer_pauses(world: World) -> None:
+def test_a_lasting_failure_is_retried_for_ever_after_longer_pauses(world: World) -> None:
     world.broken = BROKEN
     world.end()
     world.look(3_600)
@@ -287,7 +287,7 @@ def test_what_does_not_pass_is_tried_for_ever_after_longer_pauses(world: World) 
     assert world.told == ["the table cannot be made"]
 
 
-def test_a_start_on_a_full_disk_goes_on_without_tables(
+def test_a_start_on_a_full_disk_continues_without_tables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path, monkeypatch)
@@ -299,7 +299,7 @@ def test_a_start_on_a_full_disk_goes_on_without_tables(
     assert world.table_queries[TABLES_QUERY].isActive
 
 
-def test_a_start_that_takes_its_time_holds_nobody_up(world: World) -> None:
+def test_a_slow_start_of_tables_delays_no_broker(world: World) -> None:
     """An object store that is slow."""
     answers = threading.Event()
     world.watch._queries[TABLES_QUERY].start = lambda: (answers.wait(30), world.start_tables())[1]
@@ -317,7 +317,7 @@ def test_a_start_that_takes_its_time_holds_nobody_up(world: World) -> None:
 @pytest.mark.parametrize(
     "error", [RuntimeError("no"), LakequeueError("a later version"), OSError()]
 )
-def test_tables_that_cannot_be_written_do_not_end_a_start(
+def test_unwritable_tables_do_not_end_a_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     world = World(tmp_path, monkeypatch)
@@ -327,13 +327,13 @@ def test_tables_that_cannot_be_written_do_not_end_a_start(
     assert world.told == [str(error) or "OSError"]
 
 
-def test_after_spark_was_started_again_they_are_started_at_once(world: World) -> None:
+def test_tables_are_restarted_at_once_after_spark(world: World) -> None:
     world.table_queries.clear()
     world.look(0.25)
     assert (world.starts, world.told) == (2, [])
 
 
-def test_who_was_told_that_they_stopped_is_told_that_they_go_on_after_a_restart(
+def test_the_end_of_an_outage_of_tables_is_reported_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A damaged table is mended while no engine runs."""
@@ -373,7 +373,7 @@ class Hearing:
         return {number: said["up_to"] for number, said in self.heard}
 
 
-def test_what_moved_is_told_once() -> None:
+def test_progress_is_reported_once() -> None:
     hearing = Hearing(0)
     ends = {"default.publish": {"0": 7, "1": 0, "9": 2}, "a.journal": {"0": 99}, "x": {"0": 1}}
     told = {"default.publish/0": 7, "default.publish/9": 2}
@@ -384,14 +384,14 @@ def test_what_moved_is_told_once() -> None:
     assert hearing.batch(ends, HISTORY_QUERY) == {}
 
 
-def test_each_broker_hears_of_its_partitions() -> None:
+def test_each_broker_gets_the_progress_of_its_partitions() -> None:
     ends = {"default.publish": {"0": 1, "8": 2, "15": 3}}
     assert Hearing(0, 1).batch(ends) == {
         0: {"default.publish/0": 1}, 1: {"default.publish/8": 2, "default.publish/15": 3},
     }  # fmt: skip
 
 
-def test_what_was_not_heard_is_told_again() -> None:
+def test_progress_that_was_not_received_is_reported_again() -> None:
     hearing, ends = Hearing(0), {"default.publish": {"0": 7}}
     hearing.away = True
     assert hearing.batch(ends) == {}
@@ -409,7 +409,7 @@ def care(tables: Path, metrics: Metrics | None = None, **look: Any) -> TableCare
     return TableCare(tables, tables, Rules(), 3_600.0, none, lambda: found, metrics or Metrics())
 
 
-def test_nothing_is_deleted_by_default() -> None:
+def test_no_rows_are_deleted_by_default() -> None:
     """`conf/engine.conf` says what holds without it, and the page names each with its default."""
     for settings in (EngineSettings({}), EngineSettings(engine_conf())):
         assert rules_of(settings) == Rules(0.0, 48.0)
@@ -424,24 +424,24 @@ def test_nothing_is_deleted_by_default() -> None:
     [("retention_days", "-1"), ("vacuum_hours", "0"), ("upkeep_hours", "nan"),
      ("retention_days", "long")],
 )  # fmt: skip
-def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+def test_a_wrong_setting_of_the_upkeep_is_named(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=rf"lakequeue\.{name}: '{value}' – must be a number"):
         EngineSettings({f"lakequeue.{name}": value})
 
 
-def test_the_schedule_goes_on_over_restarts(tmp_path: Path) -> None:
+def test_the_schedule_continues_over_restarts(tmp_path: Path) -> None:
     now = time.time()
     assert care(tmp_path)._due(now) == pytest.approx(now + 3_600), "a new home has nothing to tidy"
     os.utime(tmp_path / MARK, (now - 3_000, now - 3_000))
     assert care(tmp_path)._due(now) == pytest.approx(now + 600)
 
 
-def test_the_oldest_message_in_any_queue_holds(tmp_path: Path) -> None:
+def test_the_oldest_queued_message_limits_the_retention(tmp_path: Path) -> None:
     assert care(tmp_path, ages=[None, 10.0, 500.0])._oldest(10_000.0) == 9_500.0 - MARGIN_S
     assert care(tmp_path, ages=[None])._oldest(10_000.0) is None
 
 
-def test_what_fails_is_tried_again_and_nobody_hears_more(
+def test_a_failed_upkeep_is_repeated_and_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = care(tmp_path)

@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_the_next_format_is_refused_and_leaves_the_way_back(
+def test_the_next_format_is_refused_and_can_be_rolled_back(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(home)
@@ -65,7 +65,7 @@ def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
     assert contents(home) == before
 
 
-def test_a_step_of_the_next_format_is_no_step() -> None:
+def test_a_step_of_the_next_format_is_refused() -> None:
     record = steplog.StepRecord(steplog.FORMAT, 1, 1_000, 0, 0, 0, "v1")
     assert steplog.decode(steplog.encode(record)) == record
     later = msgspec.structs.replace(record, format=steplog.FORMAT + 1)
@@ -73,7 +73,7 @@ def test_a_step_of_the_next_format_is_no_step() -> None:
         steplog.decode(steplog.encode(later))
 
 
-def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_are_upgraded_and_never_downgraded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next version reads this one's and adds columns; then this one leaves them alone."""
     now, later = {SCHEMA: str(SCHEMA_VERSION)}, {SCHEMA: str(SCHEMA_VERSION + 1)}
     assert refusal_of("journal", {SCHEMA: "3"}) == refusal_of("journal", now) == ""
@@ -85,7 +85,7 @@ def test_tables_go_up_and_not_down(monkeypatch: pytest.MonkeyPatch) -> None:
     assert refusal_of("journal", now) == refusal_of("journal", later) == ""
 
 
-def test_what_a_newer_client_asks_is_refused_and_the_engine_goes_on() -> None:
+def test_a_newer_clients_requests_are_refused_and_the_engine_continues() -> None:
     """A command, or a field of one, that this version does not know."""
     with lakequeue.connect("memory://", config=CONFIG) as connection:
         commands = topics.topic("default", topics.COMMANDS)
@@ -97,7 +97,7 @@ def test_what_a_newer_client_asks_is_refused_and_the_engine_goes_on() -> None:
         assert connection.admin().describe("orders")["depth"] == 1
 
 
-def test_what_a_newer_engine_says_more_is_passed_over() -> None:
+def test_unknown_fields_of_a_newer_engine_are_ignored() -> None:
     broker = {"number": 0, "state": "running", "epoch": 1, "colour": "blue"}
     records = {b"broker/a": json.dumps(broker).encode(), b"colour/a": b"{}"}
     (one,) = known_brokers(Mock(newest=lambda topic: records), "default")

@@ -102,7 +102,7 @@ def test_S9_each_alert_is_one_sentence(
 
 
 @pytest.mark.parametrize("headers", [[], [("lq-step", b"x")], [("lq-step", None)]])
-def test_what_others_wrote_to_the_journal_is_passed_over(
+def test_foreign_records_in_the_journal_are_skipped(
     journals: list[WireRecord], headers: list[tuple[str, bytes]], reader: AlertWatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_flow_has_its_consumers_name() -> None:
         ("spool_usage_high", "scope=queue, limit=1, percent=90, time_to_react_s=soon"),
     ],
 )
-def test_what_only_looks_like_an_alert_is_none(event: str, reason: str) -> None:
+def test_an_event_that_resembles_an_alert_is_none(event: str, reason: str) -> None:
     assert alerts_of(event, "q", reason) == []
 
 
@@ -164,7 +164,9 @@ def segment(event: str, *ids: int, **options: Any) -> JournalSegment:
     return JournalSegment(event, "default", "orders", [*ids], **options)
 
 
-def test_what_somebody_will_look_for_has_its_id(caplog: pytest.LogCaptureFixture) -> None:
+def test_events_of_single_messages_are_logged_with_their_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     log = Lines(caplog)
     log.hear(
         segment("delivered", 1, 2), segment("dead_lettered", 7, reason="orders-dmq"),
@@ -194,7 +196,7 @@ def test_a_flood_has_few_lines_and_is_counted(caplog: pytest.LogCaptureFixture) 
     assert "message 601" in log.said[-1][0]
 
 
-def test_what_a_flood_left_out_is_told_though_nothing_follows(
+def test_lines_left_out_in_a_flood_are_counted_although_nothing_follows(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     log = Lines(caplog)
@@ -208,7 +210,7 @@ def test_what_a_flood_left_out_is_told_though_nothing_follows(
 
 
 @pytest.mark.parametrize("ids", [[], [0]])
-def test_what_has_no_id_is_named_by_its_record(
+def test_a_message_without_an_id_is_named_by_its_record(
     ids: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     log = Lines(caplog)
@@ -233,7 +235,7 @@ def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
     assert sample("lakequeue_malformed_records_total", {"vpn": "gone"}) == 2
 
 
-def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
+def test_the_heartbeat_continues_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
     send = Mock(side_effect=[NotConnected("Kafka is away"), *[None] * 1_000])
     heartbeat = EngineHeartbeat(send, tmp_path, every_s=0.01)
     heartbeat.start()
@@ -246,7 +248,7 @@ def test_it_beats_until_its_end_whatever_kafka_does(tmp_path: Path) -> None:
     assert (said["process"], said["home"]) == (os.getpid(), str(tmp_path))
 
 
-def test_one_that_never_began_can_be_stopped(tmp_path: Path) -> None:
+def test_a_heartbeat_that_never_started_can_be_stopped(tmp_path: Path) -> None:
     sent: list[bytes] = []
     heartbeat = EngineHeartbeat(sent.append, tmp_path)
     heartbeat.stop()
@@ -268,7 +270,7 @@ class Hearing(TopicReader):
         self.idled += 1
 
 
-def test_a_record_that_cannot_be_taken_ends_no_reader(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unreadable_record_ends_no_reader(caplog: pytest.LogCaptureFixture) -> None:
     """Anybody may write to the topic. The consumer is closed in the end all the same."""
     polled = [Mock(error=lambda: None, value=lambda n=n: n) for n in (b"1", b"bad", b"2")]
     consumer = Mock(poll=Mock(side_effect=lambda seconds: polled.pop(0) if polled else None))
@@ -290,7 +292,7 @@ def test_a_record_that_cannot_be_taken_ends_no_reader(caplog: pytest.LogCaptureF
     consumer.close.assert_called_once()
 
 
-def test_it_reads_from_its_offsets_on_and_ends_soon() -> None:
+def test_a_reader_starts_at_its_offsets_and_ends_soon() -> None:
     producer = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 0})
     (broker,) = producer.list_topics(timeout=10).brokers.values()
 
