@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from ..client.session.runner import Duties, Runner
+from ..client.session.runner import Duties, Runner, end_in_children
 from ..protocol.duties import do_every
 from .in_process import MemoryEngine
 
@@ -68,6 +68,7 @@ class Inline(Runner):
     def start(self, session: Duties) -> None:
         """See `Runner.start`: the engine does the duties from now on as time passes."""
         self._session = session
+        end_in_children(session)  # they have a copy of the engine, which nobody else sees
         self._engine.attend(self)
 
     def new_lock(self) -> ClientLock:

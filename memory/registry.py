@@ -60,6 +60,7 @@ class MemoryConnection(Connection):
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way. duration: such as `'30s'`, or
         seconds."""
+        self.check_process()
         self.engine.advance(duration)
 
     def publish_raw(
@@ -69,6 +70,7 @@ class MemoryConnection(Connection):
     ) -> None:  # fmt: skip
         """Put a plain record on a topic, as any Kafka producer would write it. timestamp: epoch ms,
         by default now. Raises ConfigError."""
+        self.check_process()
         text_of(topic, "topic", TOPIC_CHARACTERS_MAX)
         payload = content(value, "value")
         own_key = None if key is None else content(key, "key")

@@ -120,6 +120,11 @@ class Runner(Protocol):
 _sessions: weakref.WeakSet[Duties] = weakref.WeakSet()
 
 
+def end_in_children(session: Duties) -> None:
+    """Close this session in every child that this process forks: see `Duties.forked`."""
+    _sessions.add(session)
+
+
 def _after_fork() -> None:
     for session in list(_sessions):
         session.forked()
@@ -147,7 +152,7 @@ class Threads(Runner):
         gathered = self._gathered
         # When the session is dropped, wake the waiting thread so that it ends.
         self._session = weakref.ref(session, lambda _: gathered.set())
-        _sessions.add(session)
+        end_in_children(session)
         name = f"lakequeue-{session.client_name}"
         self._reader = threading.Thread(target=_read, args=(self._session,), daemon=True, name=name)
         self._reader.start()

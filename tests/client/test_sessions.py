@@ -6,6 +6,7 @@ L5: prefetched messages that were never handed over return unread, which counts 
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import lakequeue
@@ -150,27 +151,33 @@ def test_C3_an_interrupted_consumer_leaves_nothing(
     next_one_only(bench)
 
 
-def test_a_forked_child_is_refused_at_once() -> None:
-    """receive() would otherwise wait for a thread that does not exist."""
-    bench = Threaded()
+@pytest.mark.parametrize("kind", [Threaded, Bench])
+def test_a_forked_child_is_refused_at_once(kind: Callable[[], Bench]) -> None:
+    """receive() would otherwise wait for a thread that does not exist; and what is sent to a copy
+    of an engine in memory is lost."""
+    bench = kind()
+    if kind is Bench:
+        bench.define()
     consumer = bench.consumer()
     bench.send()
+    calls = [bench.send, consumer.receive, bench.consumer, bench.connection.admin]
+    if kind is Bench:
+        calls += [lambda: bench.advance("1s"), lambda: bench.plain("orders", b"{}")]
     read, write = os.pipe()
     if (child := os.fork()) == 0:
-        told = []
-        for call in (bench.send, consumer.receive, bench.consumer, bench.connection.admin):
-            try:
-                call()
-                told.append("no error")
-            except NotConnected as error:
-                told.append(str(error))
-        consumer.close()
-        bench.connection.close()
-        os.write(write, "\n".join(told).encode())
-        os._exit(0)
+        try:
+            for call in calls:
+                with pytest.raises(NotConnected) as caught:
+                    call()
+                os.write(write, f"{caught.value}\n".encode())
+            consumer.close()
+            bench.connection.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
     assert os.waitpid(child, 0)[1] == 0
     expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
-    assert os.read(read, 10_000).decode().splitlines() == [expected] * 4
+    assert os.read(read, 10_000).decode().splitlines() == [expected] * len(calls)
     consumer.receive(timeout=10).ack()
     consumer.close()
     assert bench.seen()["depth"] == 0
