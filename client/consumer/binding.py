@@ -70,12 +70,18 @@ class Binding:
         """A command about messages of this subscription, to be sent or requested."""
         return kind(queue=self.queue, subscription=self.id, epoch=self.epoch, **fields)
 
-    def set_backlog(self, max_backlog: int, timeout_s: float = REQUEST_TIMEOUT_S) -> None:
+    def set_backlog(self, max_backlog: int) -> None:
         """Change the backlog (B3). Returns when no more deliveries are on their way than fit."""
-        command = commands.SetBacklog(
-            queue=self.queue, subscription=self.id, max_backlog=max_backlog
-        )
-        self._session.request(command, timeout_s, self.place, self._note_backlog)
+        command = self._set_backlog(max_backlog)
+        self._session.request(command, REQUEST_TIMEOUT_S, self.place, self._note_backlog)
+
+    def stop_delivery(self, timeout_s: float) -> None:
+        """Set the backlog to 0 for good. Does not look where the queue is: while Kafka is away,
+        that takes longer than the timeout."""
+        self._session.request(self._set_backlog(0), timeout_s, self.broker)
+
+    def _set_backlog(self, most: int) -> commands.SetBacklog:
+        return commands.SetBacklog(queue=self.queue, subscription=self.id, max_backlog=most)
 
     def _note_backlog(self, answer: Answer) -> None:
         """In the thread that reads answers, so that what the engine says later counts."""

@@ -357,7 +357,7 @@ class Consumer:
             return
         if not session.is_silent:
             try:
-                self._settling.subscription.set_backlog(0, RETURN_S)
+                self._settling.subscription.stop_delivery(RETURN_S)
             except Timeout:  # the engine is away: do not let other consumers wait for it too
                 session.is_silent = True
             except LakequeueError:  # the queue is gone

@@ -161,6 +161,28 @@ def test_P5_send_waits_for_room_no_longer_than_its_timeout(timeout: float) -> No
     bench.wire.let_go.set()
 
 
+def test_L5_consumers_close_without_kafka_within_the_documented_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one waits for an answer. None asks Kafka which brokers there are, which takes 5 s
+    each time."""
+    monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
+    bench = Threaded(Held)
+    consumers = [bench.consumer() for _ in range(4)]
+    bench.connection._looked_s = 0.0
+    bench.wire.let_go.clear()
+
+    def ask_in_vain(topic: str) -> int:
+        time.sleep(1)
+        raise NotConnected(f"topic {topic!r} cannot be looked up")
+
+    monkeypatch.setattr(bench.wire, "partitions", ask_in_vain)
+    started = time.monotonic()
+    for consumer in consumers:
+        consumer.close()
+    assert time.monotonic() - started < 0.9
+
+
 def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakequeue.client.connection.FLUSH_S", 0.5)
     bench = Threaded(Held)
