@@ -47,6 +47,7 @@ FRESH_S = 0.5
 READER_S = 60.0
 # How often to check whether topics are still the same. In a recreated topic Kafka's client silently
 # continues at the old offset; once this is noticed, the topic is read from its beginning.
+# (`live_reader` checks other programs' topics before it takes a record in.)
 IDS_S, IDS_SHARE = 1.0, 50  # the checks take at most one part in this many of the time
 
 
@@ -79,7 +80,9 @@ class LiveInputs:
         self._commands = Reader("commands", kafka, self.arrived, limits, self.look.places)
         self._messages = Reader("messages", kafka, self.arrived, limits, self.look.places)
         part = InputLimits(limits.records, -(-limits.bytes // CAPTURED_SHARE))
-        self._captured = Reader("captured", kafka, self.arrived, part, self.look.places)
+        self._captured = Reader(
+            "captured", kafka, self.arrived, part, self.look.places, self.look.ids
+        )
         self._readers = (self._commands, self._messages, self._captured)
         self._closing = threading.Event()
         self._started = False

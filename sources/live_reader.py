@@ -7,6 +7,10 @@ there is no room, and slow ones (`input_pace`) with enough in memory.
 Only the reader's own thread calls Kafka's client, since a call may block for ever while another
 thread polls (librdkafka 2.16). So this thread also checks a partition that has changed (`_doubts`),
 and `same_topic` decides where it continues.
+
+In a recreated topic Kafka's client silently continues at the old offset. Other programs recreate
+their topics as they like, so their records are taken in only once the topic's id, asked for after
+they came, is still the known one (`_prove`).
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ HOLDING_S = 0.02  # a reader notices within this time that paused partitions are
 FULL_S = 0.1
 SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
 DOUBT_S, DRAINED_S = 1.0, 0.05  # between two checks of a partition in doubt
+PROVE_S, PROVE_AGAIN_S = 0.01, 0.1  # between two looks at topics' ids; after one without an answer
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 # Kafka has no such offset or topic: retention deleted the records, or the topic was deleted,
@@ -54,6 +59,7 @@ _DOUBTS = (
     KafkaError._UNKNOWN_PARTITION,
 )
 Look = Callable[[list[PartitionId]], dict[PartitionId, Found]]
+IdsNow = Callable[[Collection[str]], Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -88,16 +94,21 @@ def consumer_settings(kafka: dict[str, Any]) -> dict[str, Any]:
 
 class Reader(threading.Thread):
     """Reads ahead with one consumer, up to the limits of two steps. arrived: set when there are
-    records; look: returns the present state of partitions in Kafka, raises KafkaException while it
-    is unreachable."""
+    records; look, ids_now: return the present state of partitions in Kafka, and topics' ids; raise
+    KafkaException while it is unreachable. ids_now: only if other programs may recreate the topics.
+    """
 
     def __init__(
         self, name: str, settings: dict[str, Any], arrived: threading.Event, limits: InputLimits,
-        look: Look,
+        look: Look, ids_now: IdsNow | None = None,
     ) -> None:  # fmt: skip
         super().__init__(daemon=True, name=f"lakequeue-{name}")
         self._settings = consumer_settings(settings) | {"auto.offset.reset": "error"}
-        self._look = look
+        self._look, self._ids_now = look, ids_now
+        # records that came and are not taken in yet, and the errors that came with them
+        self._fetched: tuple[dict[PartitionId, list[Any]], list[Any]] | None = None
+        self._proved_at = 0.0  # when topics' ids were last asked for
+        self._missing: set[str] = set()  # topics that Kafka did not know then
         self._ids: dict[PartitionId, str] = {}  # ids of the topics to which the offsets belong
         self._told_doubts: deque[PartitionId] = deque()
         # Partitions that are not read, and when to check them again.
@@ -212,6 +223,7 @@ class Reader(threading.Thread):
             self._consumer = Consumer(self._settings)
             self._held.clear()
             self._enough.clear()
+            self._fetched = None
             self._more.extend(
                 TopicPartition(*place, at)
                 for place, at in self._next.items()
@@ -222,19 +234,14 @@ class Reader(threading.Thread):
         self._hold_slow()
         if not self._has_room():
             return
-        shortly = self._held or self._enough or self._doubts
-        wait_s = HOLDING_S if self._holding else FULL_S if shortly else POLL_S
-        first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
-        if first is None:
+        if self._fetched is None:
+            self._fetched = self._fetch()
+        if self._fetched is None:
             return
-        found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
-        lanes: dict[PartitionId, list[Any]] = {}
-        errors = []
-        for m in found:
-            if m.error() is None:
-                lanes.setdefault((m.topic(), m.partition()), []).append(m)
-            else:
-                errors.append(m)
+        lanes, errors = self._fetched
+        if not self._prove(lanes):
+            return
+        self._fetched = None
         for place, messages in lanes.items():
             if messages[0].offset() < self._next.get(place, 0):  # fetched again after a pause
                 messages = [m for m in messages if m.offset() >= self._next[place]]
@@ -245,6 +252,51 @@ class Reader(threading.Thread):
         ended = self._hear(errors)  # only now: a partition's end comes after its messages
         if lanes or ended:
             self._arrived.set()
+
+    def _fetch(self) -> tuple[dict[PartitionId, list[Any]], list[Any]] | None:
+        """The next records of each partition, and errors; None if nothing came."""
+        shortly = self._held or self._enough or self._doubts
+        wait_s = HOLDING_S if self._holding else FULL_S if shortly else POLL_S
+        first = self._consumer.poll(wait_s)  # `consume(n)` waits for n
+        if first is None:
+            return None
+        found: list[Any] = [first, *self._consumer.consume(CHUNK_RECORDS, 0)]
+        lanes: dict[PartitionId, list[Any]] = {}
+        errors = []
+        for m in found:
+            if m.error() is None:
+                lanes.setdefault((m.topic(), m.partition()), []).append(m)
+            else:
+                errors.append(m)
+        return lanes, errors
+
+    def _prove(self, lanes: dict[PartitionId, list[Any]]) -> bool:
+        """Drop records that came after their topic was recreated, or may have. False: nobody knows
+        yet; a topic that Kafka misses twice is gone, and its last records count."""
+        if self._ids_now is None or not lanes:
+            return True
+        time.sleep(max(0.0, self._proved_at + PROVE_S - time.monotonic()))
+        names = {topic for topic, _ in lanes}
+        try:
+            ids = self._ids_now(names)
+        except KafkaException as error:
+            log.info("%s: cannot look up topics' ids: %s", self.name, error)
+            time.sleep(PROVE_AGAIN_S)
+            return False
+        finally:
+            self._proved_at = time.monotonic()
+        missing, self._missing = self._missing, names - ids.keys()
+        if self._missing - missing:
+            time.sleep(PROVE_AGAIN_S)
+            return False
+        for place in [*lanes]:
+            now, known = ids.get(place[0], ""), self._ids.get(place)
+            if not known:
+                self._ids[place] = now
+            elif now and now != known:
+                del lanes[place]
+                self._told_doubts.append(place)
+        return True
 
     def _assign(self) -> None:
         if self._more:
@@ -322,6 +374,8 @@ class Reader(threading.Thread):
             place = self._told_doubts.popleft()
             if place in self._next and place not in self._doubts:
                 self._consumer.incremental_unassign([TopicPartition(*place)])
+                if self._fetched is not None:
+                    self._fetched[0].pop(place, None)
                 self._held.discard(place)
                 self._enough.discard(place)
                 self._doubts[place] = 0.0

@@ -112,9 +112,11 @@ class PlannedReader(DataSourceStreamReader):
         before, known = places_of(start), ids_of(start)
         try:
             self._look()
-            found = self._now.ends(self._places, OffsetSpec.latest(), committed=True)
+            found = self._ends_now()
             if any(at != before.get(place) for place, at in found.items()):
                 self._ids = self._now.ids(self._names)
+                if changed(known, self._ids):  # these may be the ends of the deleted topics
+                    found = self._ends_now()
         except KafkaException:
             return as_offsets(before, known)
         ids = known | {topic: now for topic, now in self._ids.items() if now}
@@ -148,6 +150,9 @@ class PlannedReader(DataSourceStreamReader):
             sizes, self._ids = self._now.sizes(self._names), self._now.ids(self._names)
             self._places = [(name, n) for name in sorted(sizes) for n in range(sizes[name])]
             self._looked = now
+
+    def _ends_now(self) -> dict[PartitionId, int]:
+        return self._now.ends(self._places, OffsetSpec.latest(), committed=True)
 
     def _without_regress(
         self, before: dict[PartitionId, int], ends: dict[PartitionId, int]

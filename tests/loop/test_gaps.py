@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from lakequeue.sources import live
 from lakequeue.sources.live import LiveInputs, kafka_client
 from lakequeue.sources.live_reader import InputLimits
 from lakequeue.streaming import EmbeddedKafka
@@ -185,4 +186,21 @@ def test_a_recreated_topic_is_read_from_its_beginning(captured: Captured) -> Non
     captured.make_again()
     captured.write(*(f"new{n}" for n in range(20)))
     assert captured.take(20) == [f"new{n}" for n in range(20)]
+    assert captured.notes in [[f"anew:orders:{end}"] for end in range(21)]
+
+
+def test_a_topic_of_others_that_is_made_anew_and_soon_longer_is_read_once(
+    captured: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's client reads on in it at the old offset, and says nothing."""
+    monkeypatch.setattr(live, "IDS_S", 60.0)  # the readers' own look comes too late
+    captured.write("old0", "old1")
+    assert captured.take(2) == ["old0", "old1"]
+    captured.delete()
+    captured.make_again()
+    new = [f"new{n}" for n in range(40)]
+    captured.write(*new[:20])
+    found = captured.take(20)
+    captured.write(*new[20:])
+    assert found + captured.take(20) == new
     assert captured.notes in [[f"anew:orders:{end}"] for end in range(21)]

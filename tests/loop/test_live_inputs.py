@@ -329,8 +329,8 @@ class Gone(End):
         return KafkaError(KafkaError._AUTO_OFFSET_RESET)
 
 
-def doubted(look: Any = lambda places: {}) -> tuple[Reader, Doubted]:
-    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look)
+def doubted(look: Any = lambda places: {}, ids_now: Any = None) -> tuple[Reader, Doubted]:
+    reader = Reader("test", NOWHERE, threading.Event(), InputLimits(), look, ids_now)
     reader._consumer = one = Doubted()
     return reader, one
 
@@ -360,6 +360,84 @@ def test_the_reader_checks_its_partition_and_never_mixes_two_topics() -> None:
     one.says = [record(A, 0)]
     reader._read()
     assert [m.offset() for m in reader.take(None)[0][A]] == [0]
+
+
+AWAY = KafkaException(KafkaError(KafkaError._TRANSPORT))
+OLD, NEW = {ORDERS[0]: "old"}, {ORDERS[0]: "new"}
+
+
+@pytest.mark.parametrize(
+    ("looks", "taken"),
+    [
+        ([OLD], [[4]]),
+        ([AWAY, AWAY, OLD], [[], [], [4]]),
+        ([NEW], [[]]),
+        ([AWAY, NEW], [[], []]),
+        ([{}, OLD], [[], [4]]),
+        ([{}, NEW], [[], []]),
+        ([{}, {}], [[], [4]]),
+        ([{ORDERS[0]: ""}], [[4]]),
+    ],
+    ids=["same", "away", "anew", "away-anew", "missed-once", "missed-anew", "gone", "no-ids"],
+)
+def test_a_captured_record_is_taken_once_its_topic_is_proved_to_be_the_same(
+    looks: list[Any], taken: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may be of a topic that was made anew is read again, from its beginning."""
+    monkeypatch.setattr("lakequeue.sources.live_reader.PROVE_AGAIN_S", 0.0)
+    is_anew = NEW in looks
+
+    def ids_now(names: set[str]) -> dict[str, str]:
+        assert names == {ORDERS[0]}
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, ids_now)
+    reader.assign({ORDERS: 4}, {ORDERS: "old"})
+    one.says = [record(ORDERS, 4)]
+    found = []
+    while looks:
+        reader._read()
+        found.append([m.offset() for m in reader.take(None)[0].get(ORDERS, [])])
+    assert found == taken
+    reader._read()
+    assert list(reader.starts) == ([(ORDERS, Start(0, "new", "anew", 9))] if is_anew else [])
+    assert one.at == ([4, 0] if is_anew else [4])
+
+
+def test_a_topic_of_unknown_id_gets_the_id_of_its_first_records() -> None:
+    ids = dict(OLD)
+    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, lambda names: ids)
+    reader.assign({ORDERS: 4})
+    one.says = [record(ORDERS, 4)]
+    reader._read()
+    ids |= NEW
+    one.says = [record(ORDERS, 5)]
+    reader._read()
+    assert [m.offset() for m in reader.take(None)[0][ORDERS]] == [4]
+
+
+def test_records_that_wait_for_a_proof_are_dropped_with_their_partition() -> None:
+    """Its topic was found to be another one meanwhile."""
+    looks: list[Any] = [AWAY, NEW]
+
+    def ids_now(names: set[str]) -> dict[str, str]:
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, ids_now)
+    reader.assign({ORDERS: 4}, {ORDERS: "old"})
+    one.says = [record(ORDERS, 4)]
+    reader._read()
+    reader.compare(NEW)
+    one.says = [record(ORDERS, 0)]
+    reader._read()
+    reader._read()
+    assert [m.offset() for m in reader.take(None)[0][ORDERS]] == [0]
 
 
 def test_a_topic_is_compared_with_its_earlier_id() -> None:

@@ -112,6 +112,26 @@ def test_a_recreated_topic_is_read_from_its_beginning(
     assert made_anew({"sources": [{"startOffset": part, "endOffset": whole}, {}]}) == {}
 
 
+def test_the_end_of_a_deleted_topic_is_not_used_for_the_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic is made anew between two questions. Up to the old end nothing would be read."""
+    ends = {A: 50}
+    reader = reader_of(ends, monkeypatch)
+    reader._now.known["a"] = "old"
+    start = reader.latestOffset({"a": {"0": 20}}, ReadAllAvailable())
+    ends[A] = 60
+
+    def ids(names: list[str]) -> dict[str, str]:
+        ends[A] = 3
+        return {"a": "new"}
+
+    monkeypatch.setattr(reader._now, "ids", ids)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {"a": {"0": 3}, "": [["a", "new"]]}
+    assert spans(reader, start, end) == [{A: (BEGINNING, 3)}]
+
+
 def test_a_kafka_that_lost_read_records_is_reported_and_read_from_its_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
