@@ -6,6 +6,7 @@ The first broker keeps it (`keeper`), and sends each change to all others.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from contextlib import suppress
 
 import msgspec
 
@@ -56,14 +57,39 @@ def hear_entries(
     facts.edition = message.edition
 
 
-def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
-    """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
-    entry = facts.entries[message.vpn][message.queue]
+def enter_only(broker: Broker, facts: MeshFacts, message: Entries) -> None:
+    """Enter changes that could not be applied because of an error; nothing else has changed. The
+    directory is the same at all brokers, and what is about its edition need not wait. A queue that
+    is hosted here is as before, until it is defined again."""
+    set_brokers(broker, facts, message.brokers, message.groups)
+    for one in message.entries:
+        entries = facts.entries.setdefault(one.vpn, {})
+        if one.entry is None:
+            entries.pop(one.queue, None)
+        else:
+            with suppress(msgspec.DecodeError):  # it may be what failed
+                entries[one.queue] = _entry.decode(one.entry)
+    topic = message.topic
+    entry = None if topic is None else entry_of(facts, topic.vpn, topic.queue)
+    if topic is not None and entry is not None:
+        _enter_topic(entry, topic)
+    facts.edition, facts.directory_changed = message.edition, True
+    forget_found(broker)
+
+
+def _enter_topic(entry: Entry, message: SaidTopic) -> bool:
+    """Change a queue's topic subscriptions in the directory. Whether the topic was there."""
     is_there = has_topic(entry.topics, message.topic)
     if is_there and message.is_gone:
         del entry.topics[bisect_left(entry.topics, message.topic)]
     elif not is_there and not message.is_gone:
         insort(entry.topics, message.topic)
+    return is_there
+
+
+def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
+    """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
+    is_there = _enter_topic(facts.entries[message.vpn][message.queue], message)
     queue = broker.find(message.vpn, message.queue)
     if queue is not None:
         if has_topic(queue.header.topics, message.topic) == message.is_gone:

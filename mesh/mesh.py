@@ -105,6 +105,7 @@ class Mesh(Routes):
         }
         self.failures: dict[str, Callable[[int, Any], None]] = {
             HandOver.kind: partial(handover.failed, broker, facts),
+            Entries.kind: self._entries_failed,
             BridgeSend.kind: lambda sender, sent: self.say(
                 sender, far_end.across_failed(bridges, sent)
             ),
@@ -250,6 +251,10 @@ class Mesh(Routes):
 
     def _hear_entries(self, sender: int, message: Entries) -> None:
         directory.hear_entries(self._broker, self.facts, message, self.bridges)
+        channel.ask_for_early(self._broker, self.facts)
+
+    def _entries_failed(self, sender: int, message: Entries) -> None:
+        directory.enter_only(self._broker, self.facts, message)
         channel.ask_for_early(self._broker, self.facts)
 
     def say(self, to: int, message: MeshMessage) -> None:

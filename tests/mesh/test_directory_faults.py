@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from lakequeue.mesh import directory
 from lakequeue.protocol import LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.commands import topic_subscriptions
-from rules.mesh import BROKERS, Mesh, local, shared
+from rules.mesh import BROKERS, Mesh, local, numbers, shared
 
 FEW = Limits(queues=3)
 AT_B = [local(f"near{n}", "b") for n in range(3)]
@@ -88,3 +91,60 @@ def test_Q9_a_returning_broker_gets_all_changes() -> None:
     for broker in BROKERS * 2:
         mesh.send(broker)
     assert mesh.depths() == [1, 1, 1]
+
+
+# ------------------------------------------------------------ a change that fails at one broker
+
+BAD = {"max_message_size": 7_777}
+
+
+@pytest.fixture
+def _fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug: only the keeper can apply this definition, and this topic."""
+    apply_entry, apply_topic = directory.apply_entry, directory.apply_topic
+
+    def entry(*given: Any) -> None:
+        apply_entry(*given)
+        if given[-1] is not None and given[-1].definition.max_message_size == 7_777:
+            raise RuntimeError("a bug")
+
+    def topic(broker: Any, facts: Any, message: Any) -> None:
+        apply_topic(broker, facts, message)
+        if message.topic == "t/bad":
+            raise RuntimeError("a bug")
+
+    monkeypatch.setattr(directory, "apply_entry", entry)
+    monkeypatch.setattr(directory, "apply_topic", topic)
+
+
+@pytest.mark.usefixtures("_fails")
+def test_M2_Q9_a_queue_that_its_host_fails_to_make_holds_nothing_back() -> None:
+    """Its messages wait until it is defined again."""
+    mesh = Mesh(shared(), local("old", "b", "t/old"))
+    mesh.admin.define(local("new", "b", "t/new", **BAD))
+    mesh.check_directories()
+    mesh.admin.define(local("third", "b", "t/third"))
+    for n in range(3):
+        mesh.send("a", "t/new", n)
+        mesh.send("c", "t/new", 10 + n)
+        mesh.send("a", "t/old", n)
+        mesh.send("c", "t/third", n)
+    assert numbers(mesh.take("old", "b")) == numbers(mesh.take("third", "b")) == [0, 1, 2]
+    assert len(mesh.events("mesh_refused")) == 2
+    mesh.admin.define({"name": "new", "max_message_size": None})
+    mesh.advance("2s")
+    assert sorted(numbers(mesh.take("new", "b"))) == [0, 1, 2, 10, 11, 12]
+
+
+@pytest.mark.usefixtures("_fails")
+def test_M2_Q9_a_queue_that_its_host_fails_to_change_is_as_before() -> None:
+    mesh = Mesh(local("new", "b"))
+    mesh.admin.define({"name": "new", "max_spool_messages": 1, **BAD})
+    assert mesh.admin.subscribe_topic("new", "t/bad")
+    mesh.check_directories()
+    for n in range(3):
+        mesh.send("a", "new", n)
+    assert numbers(mesh.take("new", "b")) == [0, 1, 2]
+    mesh.admin.define({"name": "new", "max_message_size": None, "max_spool_messages": 2})
+    mesh.send("a", "t/bad", 7)
+    assert numbers(mesh.take("new", "b")) == [7]

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import handover
+from lakequeue.mesh import directory, handover
 from lakequeue.state.commands import intake
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.queue.broker import Broker
@@ -17,6 +17,8 @@ POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message
 POISONED_STORE = 65  # the same, but it fails while stored, perhaps among others
 POISONED_GRANT = 67  # the priority of a message that cannot be granted to another broker
+POISONED_SIZE = 66_666  # of a queue's messages, in a definition that no other broker can apply
+POISONED_TOPIC = "poisoned"  # of a subscription, the same
 POISONED_STEPS = 150  # in each of these the queue below cannot be served
 POISONED_QUEUE = "slow"
 
@@ -36,6 +38,7 @@ def poisoned() -> Iterator[None]:
     """The core fails at some records, and at a queue now and then."""
     check, one, serve = admission.check_messages, intake._one, delivery._serve
     take_in, store = handover.take_in, admission.Admission._store
+    apply_entry, apply_topic = directory.apply_entry, directory.apply_topic
 
     def checked(broker: Broker, matches: Any, messages: Any) -> Any:
         if messages.header.priority == POISONED_PRIORITY:  # a check changes nothing
@@ -67,7 +70,22 @@ def poisoned() -> Iterator[None]:
             spoil(broker)
             raise Poison("a message that was granted")
 
+    def entry_applied(broker: Broker, *rest: Any) -> None:
+        apply_entry(broker, *rest)
+        entry = rest[-1]
+        if entry is not None and entry.definition.max_message_size == POISONED_SIZE:
+            spoil(broker)
+            raise Poison("a queue's definition")
+
+    def topic_applied(broker: Broker, facts: Any, message: Any) -> None:
+        apply_topic(broker, facts, message)
+        if message.topic == POISONED_TOPIC:
+            spoil(broker)
+            raise Poison("a queue's topic")
+
     with ExitStack() as stack:
+        stack.enter_context(patch.object(directory, "apply_entry", entry_applied))
+        stack.enter_context(patch.object(directory, "apply_topic", topic_applied))
         stack.enter_context(patch.object(handover, "take_in", taken_in))
         stack.enter_context(patch.object(admission, "check_messages", checked))
         stack.enter_context(patch.object(admission.Admission, "_store", stored))

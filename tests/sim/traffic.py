@@ -15,7 +15,14 @@ from lakequeue.protocol.ids import format_ranges
 from .accounts import Sent, must
 from .clients import INBOX, VPN, Consumer
 from .home import BEAT_MS, OTHERS, PLAIN, Home
-from .poison import POISONED_GRANT, POISONED_LIMIT, POISONED_PRIORITY, POISONED_STORE
+from .poison import (
+    POISONED_GRANT,
+    POISONED_LIMIT,
+    POISONED_PRIORITY,
+    POISONED_SIZE,
+    POISONED_STORE,
+    POISONED_TOPIC,
+)
 from .rehoming import change_brokers
 
 # Of queues that come and go. The keeper places those that need one host.
@@ -158,13 +165,31 @@ class Traffic(Home):
 
     def do_poison(self, rng: random.Random) -> None:
         """A record at which the core fails."""
-        if rng.random() < 0.5:
+        what = rng.random()
+        if what < 0.2:
+            queue = rng.choice([*self.queues, *self.others])
+            self._poison_directory(self._site(rng).number, queue, rng)
+            return
+        if what < 0.5:
             self.admin.tell(self._site(rng).number, c.Browse(queue="dead", limit=POISONED_LIMIT))
             return
         self.n += 4
         to = rng.choice(self.destinations())
         priority = rng.choice((POISONED_PRIORITY, POISONED_STORE))
         rng.choice(self.producers).send(to, self.n, rng, priority=priority)
+
+    def _poison_directory(self, broker: int, queue: str, rng: random.Random) -> None:
+        if rng.random() < 0.3:
+            kind = rng.choice((c.SubscribeTopic, c.UnsubscribeTopic))
+            self.admin.tell(broker, kind(queue=queue, topic=POISONED_TOPIC))
+            return
+        change = {"max_message_size": POISONED_SIZE}
+        self.limited.add(queue)
+        self.accounts.happened.add(f"define {queue}")
+        if queue in self.others:
+            self._define_other(broker, queue, {**rng.choice(KINDS), **change})
+        else:
+            self._define(broker, queue, change)
 
     def do_poison_grant(self, rng: random.Random) -> None:
         """A message that fails at the broker to which it is granted."""
