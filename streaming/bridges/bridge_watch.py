@@ -78,21 +78,26 @@ class BridgeWatch(TopicReader):
             log.warning("bridges: %s", error)
 
     def _follow(self) -> None:
+        self._changed |= {place for place, one in self._copiers.items() if not one.is_alive()}
         do_every(partial(self._follow_one, place) for place in sorted(self._changed))
 
     def _follow_one(self, place: EndId) -> None:
         bridge, number = self._wanted.get(place, (None, 0))
         running = self._copiers.get(place)
-        if running is not None and running.bridge != bridge:
+        if running is not None and (running.bridge != bridge or not running.is_alive()):
             running.stop()
             running.join(ASK_S_MAX)
+            if running.is_alive():  # two would copy beside each other: at the next look
+                return
             del self._copiers[place]
         if bridge is not None:
             ensure_own(self._servers, _topics_of(bridge, number))
-            if bridge.leaves and place not in self._copiers and not self._stopping.is_set():
+            if bridge.leaves and place not in self._copiers:
                 copier = HomeCopier(self._servers, self._epoch, bridge)
-                self._copiers[place] = copier
                 copier.start()
+                self._copiers[place] = copier
+                if self._stopping.is_set():  # maybe just now, see `stop`
+                    copier.stop()
         self._changed.discard(place)
 
     def _trim(self) -> None:

@@ -81,17 +81,30 @@ class HomeCopier(WatchThread):
         self._pause_s = min(2 * self._pause_s, PAUSE_S_MAX)
 
     def _report_state(self, state: str, why: str) -> None:
-        """Report a new state of the connection to the near broker and the log."""
+        """Report a new state of the connection to the near broker and the log. If Kafka does not
+        take it, the state is reported again when it is known again."""
         report = home_bridges.CopierState(state, why[:900])  # type: ignore[arg-type]
+        self._writer.poll(0)
         if report == self._reported:
+            return
+        try:
+            self._writer.produce(
+                self._mesh, home_bridges.encode(report), self._key, 0, on_delivery=self._told
+            )
+        except BufferError:
+            log.warning("bridge %r: Kafka takes no records; its state is %s", self.bridge.name,
+                        report)  # fmt: skip
             return
         self._reported = report
         if why:
             log.warning("bridge %r waits: %s", self.bridge.name, why)
         else:
             log.info("bridge %r is open", self.bridge.name)
-        self._writer.produce(self._mesh, home_bridges.encode(report), self._key, 0)
         self._writer.poll(0)
+
+    def _told(self, error: KafkaError | None, _: Any) -> None:
+        if error is not None:
+            self._reported = None
 
     # ------------------------------------------------------------ copying
 

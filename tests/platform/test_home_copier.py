@@ -6,14 +6,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.memory import MemoryConnection, MemoryEngine
+from lakequeue.protocol import home_bridges
 from lakequeue.protocol.wire import WireRecord
-from lakequeue.streaming.bridges import home_copier
+from lakequeue.streaming.bridges import bridge_watch, home_copier
+from lakequeue.streaming.bridges.bridge_watch import BridgeWatch
 from lakequeue.streaming.bridges.home_copier import HomeCopier
 
 EVERY_S_MAX = 60.0
@@ -195,3 +198,94 @@ def test_h1_a_missing_far_end_is_reported(ends: Ends) -> None:
         ends.until(lambda why=why: why in ends.seen()["why"])
         assert why in ends.seen()["why"]
         ends.definition = kept
+
+
+BRIDGE = {"name": "b", "from": "near", "to": "kafka://127.0.0.1:1", "subscriptions": ["a/>"]}
+
+
+@pytest.fixture
+def copier(monkeypatch: pytest.MonkeyPatch) -> HomeCopier:
+    """One whose copies fail, with a pause of 10 ms; its producer is a `Mock`."""
+    monkeypatch.setattr(home_copier, "Producer", Mock())
+    monkeypatch.setattr(home_copier, "PAUSE_S", 0.01)
+    monkeypatch.setattr(home_copier, "PAUSE_S_MAX", 0.01)
+    return HomeCopier("127.0.0.1:1", 0, parse_bridge(BRIDGE))
+
+
+def states_of(copier: HomeCopier) -> list[str]:
+    """The reasons that it told its broker."""
+    said = [call.args[1] for call in copier._writer.produce.call_args_list]
+    return [home_bridges.decode_copied(value).why for value in said]
+
+
+def test_h1_a_copier_goes_on_though_kafka_takes_nothing(copier: HomeCopier) -> None:
+    """What its broker has not heard it says again."""
+    copies: list[list[str]] = []
+
+    def copy() -> None:
+        produce = copier._writer.produce
+        copies.append(states_of(copier) if copies else [])
+        if len(copies) == 4:  # the last one expires in the producer
+            produce.call_args.kwargs["on_delivery"](KafkaError(KafkaError._MSG_TIMED_OUT), None)
+        if len(copies) == 6:
+            copier.stop()
+        produce.side_effect = BufferError("Queue full") if len(copies) < 3 else None
+        raise RuntimeError("it fails")
+
+    copier._copy = copy  # type: ignore[method-assign]
+    copier.run()
+    assert len(copies) == 6
+    why = "RuntimeError: it fails"
+    assert copies[2:] == [[why] * 2, [why] * 3, [why] * 4, [why] * 4]
+
+
+class Slow:
+    """Copies for a bridge, until a test lets it end."""
+
+    made: list[Slow] = []
+
+    def __init__(self, bootstrap: str, epoch: int, bridge: Any) -> None:
+        self.bridge, self.alive, self.stopped = bridge, False, False
+
+    def start(self) -> None:
+        self.alive = True
+        self.made.append(self)
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def join(self, seconds: float) -> None:
+        """It takes longer."""
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+def test_h1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one follows when the one before has ended: because the bridge is another one now, or
+    by a failure that nobody thought of."""
+    made: list[Slow] = []
+    monkeypatch.setattr(Slow, "made", made)
+    monkeypatch.setattr(bridge_watch, "HomeCopier", Slow)
+    monkeypatch.setattr(bridge_watch, "ensure_own", lambda *_: None)
+    watch, place = BridgeWatch("127.0.0.1:1", ["default"]), ("default", "b")
+    for to in ("kafka://127.0.0.1:1", "kafka://127.0.0.1:2"):
+        watch._wanted[place] = parse_bridge({**BRIDGE, "to": to}), 0
+        watch._changed.add(place)
+        for _ in range(2):
+            watch.idle()
+    assert [(one.bridge.to, one.stopped) for one in made] == [("kafka://127.0.0.1:1", True)]
+    made[0].alive = False
+    watch.idle()
+    made[1].alive = False
+    for _ in range(2):
+        watch.idle()
+    assert [one.bridge.to[-1] for one in made] == ["1", "2", "2"]
+    watch._wanted.clear()
+    watch._changed.add(place)
+    watch.idle()
+    assert made[2].stopped
+    made[2].alive = False
+    for _ in range(2):
+        watch.idle()
+    assert len(made) == 3
