@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,47 +89,50 @@ class EngineRehoming:
         self._begin, self._tell_peers, self._gone = begin, tell_peers, gone
         self._send_last = send_last
         self._changing = threading.Lock()  # taken before the engine's
+        self._has_changed = False
 
     def add(self, name: str, group: str = "") -> None:
         """Add a broker. If it raises LakequeueError, the home is as it was."""
         if not self._application.real_time:
             raise LakequeueError(f"broker {name!r}: the trigger {MICRO_BATCH!r} runs one broker")
         brokers = self._application.brokers
-        with self._changing:
-            with self._lock:
-                groups = {broker.name: broker.group for broker in brokers.values()}
-                check_added(name, group, groups, self._folder.removed(), self._vpns)
-                self._application.check_slots(len(brokers) + 1)
-                new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
-                self._change([*brokers.values(), new])
-            self._follow_up()
+        with self._one_at_a_time():
+            groups = {broker.name: broker.group for broker in brokers.values()}
+            check_added(name, group, groups, self._folder.removed(), self._vpns)
+            self._application.check_slots(len(brokers) + 1)
+            new = BrokerQuery(name, self._folder.brokers([*brokers, name])[name], group=group)
+            self._change([*brokers.values(), new])
 
     def remove(self, name: str, to: str = "") -> Moves:
         """Remove a broker. Returns where its queues with one host are now. to: a broker that takes
         all of them. If it raises LakequeueError, the home is as it was."""
         brokers = self._application.brokers
-        with self._changing:
-            with self._lock:
-                check_removed(name, to, brokers, self._folder.removed())
-                moved = self._change([b for b in brokers.values() if b.name != name], to)
-            self._follow_up()
-        return moved
+        with self._one_at_a_time():
+            check_removed(name, to, brokers, self._folder.removed())
+            return self._change([b for b in brokers.values() if b.name != name], to)
 
     def move(self, vpn: str, queue: str, to: str) -> Moves:
         """Move a queue to another broker, even one that captures plain Kafka topics (M5). If it
         raises LakequeueError, the queue is where it was."""
         brokers = self._application.brokers
+        with self._one_at_a_time():
+            if to not in brokers:
+                known = ", ".join(map(repr, brokers))
+                raise LakequeueError(f"broker: {to!r} – allowed are the home's brokers: {known}")
+            if len(brokers) == 1:  # it is there
+                return []
+            return self._change(list(brokers.values()), moves={(vpn, queue): to})
+
+    @contextmanager
+    def _one_at_a_time(self) -> Iterator[None]:
+        """For one change. What follows it does not hold the engine's lock; if nothing changed,
+        nothing follows."""
         with self._changing:
+            self._has_changed = False
             with self._lock:
-                if to not in brokers:
-                    known = ", ".join(map(repr, brokers))
-                    allowed = f"allowed are the home's brokers: {known}"
-                    raise LakequeueError(f"broker: {to!r} – {allowed}")
-                if len(brokers) == 1:  # it is there
-                    return []
-                moved = self._change(list(brokers.values()), moves={(vpn, queue): to})
-            self._follow_up()
-        return moved
+                yield
+            if self._has_changed:
+                self._follow_up()
 
     def _follow_up(self) -> None:
         """Write the new states into the tables, and send the last records. On a busy machine this
@@ -174,6 +178,7 @@ class EngineRehoming:
             self._start_all(list(brokers.values()))
         self._captured.ask_again(list(brokers))
         self._folder.remember_checkpoints()
+        self._has_changed = True
         return found.moved
 
     def _start_all(self, brokers: list[BrokerQuery]) -> None:

@@ -376,6 +376,20 @@ def test_M4_ended_queries_are_restarted_while_the_tables_get_the_new_states(
     assert free == [True]
 
 
+def test_M5_nothing_follows_where_a_queue_is_already(
+    rests: Rests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are not begun again for nothing."""
+    follows = Mock()
+    monkeypatch.setattr(rests.engine.application, "begin_history_anew", follows)
+    for name in "bc":
+        rests.engine.rehoming.remove(name)
+    rests.did.clear()
+    assert rests.engine.rehoming.move("default", "q", "a") == []
+    refused(rests.engine.rehoming.move, "default", "q", "b", why="the home's brokers: 'a'")
+    assert (rests.did, follows.call_count) == ([], 2)
+
+
 @pytest.mark.parametrize("fails", ["peers", "history", "last records"])
 def test_M4_a_committed_change_is_answered_as_done(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
