@@ -13,6 +13,7 @@ generation, checks of the plan after each rule, full plans for the web page, and
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,6 +34,8 @@ from .error_causes import cause_of
 
 TABLES_QUERY = "lakequeue-tables"
 HISTORY_QUERY = "lakequeue-history"
+# Held while a query starts: it takes a copy of the session's settings, see `_settings_set`.
+_starting = threading.Lock()
 # The beginning of the loop's error if it must not continue.
 _REFUSED = re.compile(r"(?:Refused|Gone): (.+)")
 
@@ -86,13 +89,14 @@ def start_every(
     interval_s: int, stream: DataFrame, writer: Any, name: str, checkpoint: Folder
 ) -> StreamingQuery:
     """Start a query of tables. writer: the function that writes each batch."""
-    return (
+    named = (
         stream.writeStream.foreachBatch(writer)
         .queryName(name)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{interval_s} seconds")
-        .start()
     )
+    with _starting:
+        return named.start()
 
 
 def end_between_batches(query: StreamingQuery | None, wait_s: float) -> None:
@@ -126,8 +130,9 @@ def _start(
 ) -> StreamingQuery:
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", "engine")
     try:
-        with _settings_set(spark, {k: v for k, v in QUERY_SETTINGS.items() if k not in given}):
-            named = writer.queryName(name).option("checkpointLocation", str(checkpoint))
+        named = writer.queryName(name).option("checkpointLocation", str(checkpoint))
+        settings = {k: v for k, v in QUERY_SETTINGS.items() if k not in given}
+        with _starting, _settings_set(spark, settings):
             return named.start()
     finally:
         spark.sparkContext.setLocalProperty("spark.scheduler.pool", "tables")

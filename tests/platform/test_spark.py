@@ -10,6 +10,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from lakequeue.sinks.spark_state import readable
 from lakequeue.streaming.application import SparkApplication
 from lakequeue.streaming.jars import java_executable
 from lakequeue.streaming.loop.worker_process import BELOW
+from lakequeue.streaming.spark import queries
 from lakequeue.streaming.spark import spark_session as spark
 from lakequeue.streaming.spark.error_causes import cause_of, keep_record
 from lakequeue.streaming.spark.spark_session import (
@@ -179,6 +181,53 @@ echo 'Invalid maximum heap size: -Xmxlots'
         f"maximum heap size: -Xmxlots: see {log}."
     )
     assert "of another thread" not in log.read_text()
+
+
+class Conf(dict[str, str]):
+    """A session's settings."""
+
+    set, unset = dict.__setitem__, dict.__delitem__
+
+
+class Starting:
+    """Stands for a session and for what writes a stream: it notes the settings at a start, during
+    which `meanwhile` happens."""
+
+    def __init__(self, conf: Conf, meanwhile: Any = lambda: None) -> None:
+        self.conf, self.sparkContext, self.writeStream = conf, MagicMock(), self
+        self.meanwhile, self.seen = meanwhile, []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: self
+
+    def start(self) -> None:
+        self.seen.append(dict(self.conf))
+        self.meanwhile()
+        self.seen.append(dict(self.conf))
+
+
+def test_queries_that_start_at_once_have_each_its_own_settings(tmp_path: Path) -> None:
+    """A query takes a copy of the session's settings while it starts, and those of a loop are none
+    for tables; nor may they stay."""
+    conf = Conf(mine="1")
+    tables, other = Starting(conf), Starting(conf)
+    begun = [
+        threading.Thread(target=queries.start_every, args=(1, tables, None, "t", tmp_path)),
+        threading.Thread(target=queries._start, args=(other, other, "b", tmp_path, {})),
+    ]
+
+    def meanwhile() -> None:
+        for thread in begun:
+            thread.start()
+            thread.join(0.1)
+
+    loop = Starting(conf, meanwhile)
+    queries._start(loop, loop, "a", tmp_path, {})  # type: ignore[arg-type]
+    for thread in begun:
+        thread.join(10)
+    assert tables.seen == [{"mine": "1"}] * 2
+    assert loop.seen == other.seen == [{"mine": "1", **queries.QUERY_SETTINGS}] * 2
+    assert conf == {"mine": "1"}
 
 
 def test_a_stopped_spark_has_no_executors() -> None:
