@@ -15,6 +15,7 @@ from .harness import (
     publish,
     ready_processes,
     running,
+    spawn,
     triggers,
     url,
     wait_for,
@@ -26,8 +27,9 @@ CONSUMERS = 2
 WARM_UP = 20_000
 
 
-def _consumer(address: str, results: Any) -> None:
+def _consumer(address: str, begin: Any, results: Any) -> None:
     results.put("ready")
+    begin.wait()
     results.put(consume(address, 1 << 40, idle_s=10.0))
 
 
@@ -50,8 +52,11 @@ def run(messages: int, trigger: str, say: Say) -> list[dict[str, Any]]:
 
 
 def consumers(address: str) -> list[Any]:
-    """Two processes that consume, once they are ready; they end when no more messages arrive."""
-    made, _ = ready_processes(_consumer, *[(address,)] * CONSUMERS)
+    """Two processes that begin to consume now, at the same time; they end when no more messages
+    arrive."""
+    begin = spawn.Event()
+    made, _ = ready_processes(_consumer, *[(address, begin)] * CONSUMERS)
+    begin.set()
     return made
 
 
@@ -73,8 +78,8 @@ def _measure(messages: int, trigger: str, say: Say) -> dict[str, Any]:
             child.join(60)
         say("a backlog, then consumers")
         publish(address, messages)
-        begin = time.perf_counter()
         made = consumers(address)
+        begin = time.perf_counter()
         await_empty(address, WARM_UP + 2 * messages)
         drain_s = time.perf_counter() - begin
         for child in made:

@@ -138,7 +138,7 @@ def sentences(error: BaseException) -> list[str]:
     """An error as text: one line, or one per problem of a configuration."""
     if isinstance(error, ConfigError) and error.problems:
         found = counted(len(error.problems), "problem")
-        head = f"The configuration has {found}; nothing was done:"
+        head = f"Found {found}; nothing was done:"
         return [head, *(f"  {problem}" for problem in error.problems)]
     if isinstance(error, LakequeueError):
         return [str(error) or type(error).__doc__ or type(error).__name__]

@@ -55,7 +55,7 @@ class OwnedLock:
             except BlockingIOError:
                 if time.monotonic() >= until:
                     file.seek(0)
-                    raise self._refusal(file.read().strip() or "unknown") from None
+                    raise self._refusal(file.read().strip() or "an unknown process") from None
             time.sleep(AGAIN_S)
 
     def release(self) -> None:

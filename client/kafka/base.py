@@ -236,15 +236,18 @@ def require_broker(bootstrap: str, seconds: float = bounds.OPEN_SECONDS_MAX) -> 
             with socket.create_connection((host, port), until - time.monotonic()) as peer:
                 if encrypted(settings):
                     return
-                if ask(peer, _HELLO, until) is not None:
-                    if authenticated(settings) or ask(peer, METADATA, until) is not None:
-                        return
-                    if time.monotonic() < until:  # it hung up
-                        raise NotConnected(
-                            f"Kafka at {bootstrap} asks for credentials: name a file that has "
-                            f"them in {VARIABLE} (security.protocol, sasl.username, …)"
-                        )
-            said = "does not speak Kafka" if time.monotonic() < until else "does not answer in time"
+                greeted = ask(peer, _HELLO, until) is not None
+                if greeted and (authenticated(settings) or ask(peer, METADATA, until) is not None):
+                    return
+            hung_up = time.monotonic() < until
+            if hung_up:  # raises OSError if it was killed just now
+                socket.create_connection((host, port), max(0.2, until - time.monotonic())).close()
+            if hung_up and greeted:
+                raise NotConnected(
+                    f"Kafka at {bootstrap} asks for credentials: name a file that has "
+                    f"them in {VARIABLE} (security.protocol, sasl.username, …)"
+                )
+            said = "does not speak Kafka" if hung_up else "does not answer in time"
             reason = f"something listens there but {said}"
         except TimeoutError:
             reason = "it does not accept a connection in time"

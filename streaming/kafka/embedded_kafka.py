@@ -68,7 +68,9 @@ class EmbeddedKafka:
         self.heap = heap
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = OwnedLock(self.home / "home.lock", str(os.getpid()), self._in_use)
+        self._lock = OwnedLock(
+            self.home / "home.lock", f"process {os.getpid()}", self._in_use
+        )
         self._log_start_bytes = 0
         self.archive = JavaArchive("kafka", self.home / "kafka.classes")
 
@@ -166,7 +168,7 @@ class EmbeddedKafka:
 
     def _in_use(self, owner: str) -> LakequeueError:
         return LakequeueError(
-            f"Kafka's folder {self.home} is in use by another engine (process {owner}): stop that "
+            f"Kafka's folder {self.home} is in use by another engine ({owner}): stop that "
             "one or choose another home."
         )
 

@@ -22,7 +22,7 @@ def listen() -> Iterator[Listen]:
     """Addresses whose listener answers everything with the same bytes, or (None) never."""
     servers: list[socket.socket] = []
 
-    def answer(server: socket.socket, words: bytes, once: bool) -> None:
+    def answer(server: socket.socket, words: bytes, once: bool, dies: bool) -> None:
         while True:
             try:
                 peer, _ = server.accept()
@@ -33,12 +33,15 @@ def listen() -> Iterator[Listen]:
                     peer.sendall(words)
                     if once:
                         break
+                if dies:
+                    server.shutdown(socket.SHUT_RDWR)
+                    server.close()
 
-    def one(words: bytes | None, once: bool = False) -> str:
+    def one(words: bytes | None, once: bool = False, dies: bool = False) -> str:
         server = socket.create_server(("127.0.0.1", 0))
         servers.append(server)
         if words is not None:
-            threading.Thread(target=answer, args=(server, words, once), daemon=True).start()
+            threading.Thread(target=answer, args=(server, words, once, dies), daemon=True).start()
         return f"127.0.0.1:{server.getsockname()[1]}"
 
     yield one
@@ -84,6 +87,14 @@ def test_a_listener_that_is_no_kafka_is_reported_soon(
 def test_a_kafka_that_requires_credentials_is_recognised(listen: Listen) -> None:
     address = listen(ANSWER, once=True)
     with pytest.raises(NotConnected, match=f"{address} asks for credentials.*{VARIABLE}"):
+        require_broker(address)
+
+
+@pytest.mark.parametrize("words", [b"", ANSWER], ids=["before its answer", "after it"])
+def test_a_kafka_that_is_killed_meanwhile_does_not_answer(listen: Listen, words: bytes) -> None:
+    """It speaks Kafka, and asks for no credentials."""
+    address = listen(words, once=True, dies=True)
+    with pytest.raises(NotConnected, match=rf"answers at {address} – conn\S+ refused$"):
         require_broker(address)
 
 

@@ -84,6 +84,9 @@ def test_one_engine_writes_the_tables(home: Path) -> None:
     one.take()
     with pytest.raises(LakequeueError, match=r"are written by another engine \(process \d+ on"):
         other.take()
+    one.file.truncate(0)  # it has not said yet who it is
+    with pytest.raises(LakequeueError, match=r"by another engine \(an unknown process\): stop"):
+        other.take()
     one.release()
     other.take()
     other.release()
