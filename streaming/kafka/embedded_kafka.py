@@ -68,9 +68,7 @@ class EmbeddedKafka:
         self.heap = heap
         self._progress = progress
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = OwnedLock(
-            self.home / "home.lock", f"process {os.getpid()}", self._in_use
-        )
+        self._lock = OwnedLock(self.home / "home.lock", f"process {os.getpid()}", self._in_use)
         self._log_start_bytes = 0
         self.archive = JavaArchive("kafka", self.home / "kafka.classes")
 

@@ -250,6 +250,42 @@ def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Ne
     assert sorted(body[0] for body in home.bodies("q")) == ["0", "1", "2"]
 
 
+@pytest.mark.parametrize("when", ["before it is sent", "before it is sent again"])
+def test_h1_s1_only_messages_without_content_are_lost(
+    when: str, network: Network
+) -> None:
+    home = Vpns("two", "three")
+    home.define("q", "a/>")
+    spool = home.engine.broker("two")._replica.broker.spool  # type: ignore[attr-defined]
+    contents = spool.contents
+
+    def without(rows: Any) -> Any:
+        gone = (b"1", b"4")
+        return [None if one is not None and one[0] in gone else one for one in contents(rows)]
+
+    def send() -> None:
+        home.near.admin().shutdown("#bridge/ab", egress=True)
+        for n in range(3):
+            home.send("a/1", n)
+        home.send("a/2", 3)
+        home.send("a/3", 4)
+        home.near.admin().shutdown("#bridge/ab")
+
+    if when == "before it is sent":
+        spool.contents = without
+        send()
+    else:
+        network.lose("bridge_send", "two", "three")
+        send()
+        spool.contents = without
+    home.advance("20s")
+    assert sorted(home.bodies("q")) == ["0", "2", "3"]
+    seen = home.seen()
+    assert (seen["on_its_way"], seen["waiting"], seen["taken"]) == (0, 0, 3)
+    lost = [e for e in home.engine.journal() if e["event"] == "lost"]
+    assert len(lost) == 2
+
+
 def test_h1_a_failed_endpoint_continues_once_its_bridge_is_redefined() -> None:
     home = Vpns("two", "three")
     home.send("a/b", "1")  # blocked, since it has no queue yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -242,7 +242,7 @@ def test_h1_a_copier_goes_on_though_kafka_takes_nothing(copier: HomeCopier) -> N
 class Slow:
     """Copies for a bridge, until a test lets it end."""
 
-    made: list[Slow] = []
+    made: ClassVar[list[Slow]] = []
 
     def __init__(self, bootstrap: str, epoch: int, bridge: Any) -> None:
         self.bridge, self.alive, self.stopped = bridge, False, False

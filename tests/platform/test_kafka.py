@@ -90,7 +90,8 @@ def test_a_running_kafka(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) 
     assert listeners
     assert all(part.count("//") == part.count("//127.0.0.1:") for part in listeners)
     monkeypatch.setattr(kafka_broker, "LOCK_SECONDS_MAX", 0.2)
-    with pytest.raises(LakequeueError, match=rf"{kafka.home} is in use by another engine \(process \d+\)"):
+    said = rf"{kafka.home} is in use by another engine \(process \d+\)"
+    with pytest.raises(LakequeueError, match=said):
         EmbeddedKafka(kafka.home).start()
     assert kafka.running
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from lakequeue.definitions import parse_configuration
-from lakequeue.protocol.home_bridges import decode_send, encode
+from lakequeue.mesh.bridges import far_end
+from lakequeue.protocol.home_bridges import HomeSend, decode_send, encode
 
 from .two_homes import BRIDGE, TINY, Two
 
@@ -124,6 +126,31 @@ def test_h1_another_sender_cannot_use_a_bridge() -> None:
     bring(homes.copier, own[1:])
     assert homes.bodies("q") == ["y"]
     assert (homes.seen()["state"], homes.seen()["why"]) == ("open", "")
+
+
+def test_h1_a_bridge_remembers_the_last_homes_that_sent_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their repeated records are not taken in again."""
+    monkeypatch.setattr(far_end, "HOMES_MAX", 2)
+    homes = Two()
+    homes.define("q", "a/>")
+    own = record(homes.copier)
+    homes.send("a/b", "x")
+
+    def copied(epoch: int, link: int = 0) -> bool:
+        """Whether it is taken in. link: a home's next one, when its end was made again."""
+        homes.expect()
+        (*to, value) = own[0]
+        message = decode_send(value)
+        send = msgspec.structs.replace(message.send, link=message.send.link + link)
+        bring(homes.copier, [(*to, encode(HomeSend(epoch, "near", message.oldest, send)))])
+        return homes.bodies("q") == ["x"]
+
+    assert homes.bodies("q") == ["x"]
+    assert [copied(epoch) for epoch in (1, 2, 3)] == [True] * 3
+    assert [copied(epoch) for epoch in (2, 3, 1, 2)] == [False, False, True, True]
+    assert [copied(*one) for one in ((1, 1), (3, 0), (1, 1))] == [True, True, False]
 
 
 def test_h1_a_message_outside_the_far_ends_patterns_is_refused() -> None:

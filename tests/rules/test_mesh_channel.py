@@ -18,6 +18,7 @@ from lakequeue.mesh.facts import Peer, Sent
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import ConfigError, mesh_messages, topics
 from lakequeue.protocol import commands as c
+from lakequeue.protocol.home_bridges import CopierState, bridge_key, encode
 from lakequeue.protocol.mesh_messages import Heard, Sync
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import MeshRecord, RejectedRecord
@@ -59,12 +60,13 @@ class One:
             raise ValueError(f"value: {said.value} – is negative")
         self.heard.append(said.value)
 
-    def hear(self, *values: bytes) -> list[Any]:
+    def hear(self, *values: bytes, key: bytes | None = None, failed: str = "") -> list[Any]:
+        """failed: why the first one is skipped."""
         n, empty = len(values), [None] * len(values)
         at = ["a.mesh"] * n, [0] * n, list(range(n)), [NOW] * n
-        records = Records(*at, empty, list(values), empty, empty)
+        records = Records(*at, [key] * n, list(values), empty, empty)
         before = len(self.broker.outputs)
-        self.broker.mesh.hear(records, {})
+        self.broker.mesh.hear(records, {("a.mesh", 0, 0): failed} if failed else {})
         self.broker.mesh.speak()
         return list(self.broker.outputs[before:])
 
@@ -185,6 +187,25 @@ def test_an_invalid_record_is_refused_and_the_channel_continues(
     a.hear(record(1, Note(6)), record(2, Note(7)))
     assert a.heard == ([7] if a.failed else [6, 7])
     assert "mesh_refused" in a.events()
+
+
+def test_a_record_that_failed_is_skipped_and_answered(a: One) -> None:
+    first, again = record(1, Note(7)), record(1, Note(7))
+    (rejected,) = [o for o in a.hear(first, failed="a bug") if isinstance(o, RejectedRecord)]
+    assert (rejected.value, rejected.error) == (first, "it failed: a bug")
+    assert a.failed == [7]
+    assert a.hear(again, failed="a bug") == [], "it was heard before"
+    a.hear(record(2, Note(8)))
+    assert a.heard == [8]
+
+
+def test_h1_a_failed_record_of_a_bridges_copier_is_skipped(a: One) -> None:
+    said, key = encode(CopierState("open", "")), bridge_key("default", "out")
+    (rejected,) = a.hear(said, key=key, failed="a bug")
+    assert (rejected.key, rejected.error) == (key, "it failed: a bug")
+    assert (a.events(), a.failed) == (["bridge_refused"], [])
+    a.hear(record(1, Note(7)))
+    assert a.heard == [7]
 
 
 def test_records_of_another_home_are_skipped(a: One) -> None:
