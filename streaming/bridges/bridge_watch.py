@@ -101,13 +101,17 @@ class BridgeWatch(TopicReader):
         self._changed.discard(place)
 
     def _trim(self) -> None:
-        """Remove answered records, which nobody reads again."""
+        """Remove answered records, which nobody reads again: a broker's bridges share a topic, so
+        all of them must have read so far."""
         if time.monotonic() - self._trimmed_at < TRIM_S:
             return
         self._trimmed_at = time.monotonic()
         at: dict[str, list[int | None]] = {}
-        for copier in self._copiers.values():
-            at.setdefault(copier.bridge.origin, []).append(copier.position)
+        for place, (bridge, _) in self._wanted.items():
+            if bridge.leaves:
+                copier = self._copiers.get(place)
+                position = None if copier is None else copier.position
+                at.setdefault(bridge.origin, []).append(position)
         before = {
             (topics.topic(broker, topics.BRIDGE_OUT), 0): min(filter(None, known))
             for broker, known in at.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
 
@@ -13,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.bridge import parse_bridge
 from lakequeue.memory import MemoryConnection, MemoryEngine
-from lakequeue.protocol import home_bridges
+from lakequeue.protocol import NotConnected, home_bridges
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.streaming.bridges import bridge_watch, home_copier
 from lakequeue.streaming.bridges.bridge_watch import BridgeWatch
@@ -246,6 +247,7 @@ class Slow:
 
     def __init__(self, bootstrap: str, epoch: int, bridge: Any) -> None:
         self.bridge, self.alive, self.stopped = bridge, False, False
+        self.position = 7
 
     def start(self) -> None:
         self.alive = True
@@ -289,3 +291,25 @@ def test_h1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPat
     for _ in range(2):
         watch.idle()
     assert len(made) == 3
+
+
+def test_h1_nothing_is_removed_that_a_bridge_without_a_copier_may_have_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A broker's bridges share a topic, and Kafka may refuse one of them its other topics."""
+    removed: list[Any] = []
+    monkeypatch.setattr(bridge_watch, "HomeCopier", Slow)
+    monkeypatch.setattr(bridge_watch, "TRIM_S", 0.0)
+    monkeypatch.setattr(
+        bridge_watch, "TopicsNow", lambda _: SimpleNamespace(delete_before=removed.append)
+    )
+    ensure = Mock(side_effect=[None, NotConnected("Kafka is away"), None])
+    monkeypatch.setattr(bridge_watch, "ensure_own", ensure)
+    watch = BridgeWatch("127.0.0.1:1", ["default"])
+    for name in ("b", "c"):
+        watch._wanted["default", name] = parse_bridge({**BRIDGE, "name": name}), 0
+        watch._changed.add(("default", name))
+    watch.idle()
+    assert (len(watch._copiers), removed) == (1, [])
+    watch.idle()
+    assert removed == [{("near.bridge-out", 0): 7}]
