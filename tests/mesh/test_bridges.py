@@ -251,9 +251,7 @@ def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Ne
 
 
 @pytest.mark.parametrize("when", ["before it is sent", "before it is sent again"])
-def test_h1_s1_only_messages_without_content_are_lost(
-    when: str, network: Network
-) -> None:
+def test_h1_s1_only_messages_without_content_are_lost(when: str, network: Network) -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     spool = home.engine.broker("two")._replica.broker.spool  # type: ignore[attr-defined]
