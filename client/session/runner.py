@@ -207,7 +207,9 @@ class Threads(Runner):
         thread.start()
 
         def join(timeout: float) -> None:
-            if thread is not threading.current_thread():
+            if self.is_reader():  # the callback may wait for an answer
+                self.wait(lambda: not thread.is_alive(), timeout)
+            elif thread is not threading.current_thread():
                 thread.join(timeout)
 
         return join

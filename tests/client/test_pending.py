@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from client.threaded import Held, Threaded, wait_for
 from lakequeue import LakequeueError, NotConnected, Rejected
+from lakequeue.client.consumer.consumer import CLOSE_S
 from lakequeue.client.producer.receipts import Pending, settle
 
 
@@ -141,6 +142,28 @@ def test_C3_the_session_stays_alive_while_a_callback_waits(held):
     assert not outcome
     settle(other, 1)
     wait_for(lambda: outcome == [None], 5)
+
+
+def test_C4_a_callback_may_close_a_consumer_whose_callback_waits_for_the_engine(held):
+    held.wire.let_go.set()
+    consumer, closing, closed = held.consumer(ack_mode="auto"), threading.Event(), []
+
+    def forward(_):
+        closing.wait(10)
+        held.send(b"forwarded")
+
+    consumer.on_message(forward)
+    held.send(b"1")
+    wait_for(lambda: consumer.serving.thread)
+
+    def close(_):
+        closing.set()
+        consumer.close()
+        closed.append(consumer)
+
+    held.producer.send_async("orders", b"2").add_done_callback(close)
+    wait_for(lambda: closed, CLOSE_S - 1)
+    assert held.stored() == [b"2", b"forwarded"]
 
 
 def test_waiting_callbacks_run_one_after_the_other(held):
