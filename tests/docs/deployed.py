@@ -1,4 +1,4 @@
-"""What deployments have in common: images, the engine's command line, and Spark's jars."""
+"""The common parts of deployments: images, the engine's command line, and Spark's jars."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def engine_options(words: list[str]) -> dict[str, Any]:
 
 
 def spark_jar(name: str) -> zipfile.ZipFile:
-    """A jar of Spark's, by the beginning of its name."""
+    """A jar of Spark's, found by the beginning of its name."""
     (jar,) = SPARK.glob(f"jars/{name}_*.jar")
     return zipfile.ZipFile(jar)

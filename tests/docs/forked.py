@@ -1,6 +1,6 @@
-"""`python forked.py SOCKET`: imports the commands, and runs each that is asked for in a fork of
-itself, as imports are most of what a command costs. Streams, folder and exit status are its own,
-and it ends as Python does."""
+"""`python forked.py SOCKET`: imports the commands once, and runs each requested one in a fork of
+itself, because imports are most of a command's cost. The fork has its own streams, folder and exit
+status, and ends as Python does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ with socket.socket(socket.AF_UNIX) as one:
 
 
 def write_command(folder: Path, place: Path) -> None:
-    """A `lakequeue` that asks for its run."""
+    """Write a `lakequeue` that requests its run."""
     folder.mkdir()
     command = folder / "lakequeue"
     command.write_text(ASKS.format(python=sys.executable, place=place))
@@ -31,7 +31,7 @@ def write_command(folder: Path, place: Path) -> None:
 
 
 def become(folder: str, words: list[str], streams: list[int]) -> None:
-    """This process is that command from now on."""
+    """Become the requested command."""
     for number, (stream, mode) in enumerate(zip(streams, "rww", strict=True)):
         os.dup2(stream, number)
         os.close(stream)
@@ -43,7 +43,7 @@ def become(folder: str, words: list[str], streams: list[int]) -> None:
 
 
 def serve(place: str) -> None:
-    """Until it is killed. Each request has a process that waits for the command's."""
+    """Serve until killed. Each request has a process that waits for the command's."""
     for module in {where.partition(":")[0] for where, _ in COMMANDS.values()} - NOT_HERE:
         importlib.import_module(module)
     with socket.socket(socket.AF_UNIX) as server:

@@ -1,7 +1,7 @@
-"""What the pages print: commands and snippets, found without marks, and tables.
+"""Commands, snippets and tables of the pages, found without special marks.
 
-A block of commands is one that is indented by four or fenced as `sh`, and whose first word is one
-of `WORDS`. A command may go on over lines, with a backslash or a here-document.
+A block of commands is indented by four or fenced as `sh`, and its first word is one of `WORDS`. A
+command may continue over lines, with a backslash or a here-document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Printed:
 
 
 def name_of(page: Path) -> str:
-    """A page as one says it."""
+    """A page's name in messages."""
     return str(page.relative_to(ROOT))
 
 
@@ -70,7 +70,7 @@ def commands(page: Path) -> list[Printed]:
 
 
 def _logical(lines: list[str]) -> Iterator[str]:
-    """Whole commands: continued lines and here-documents together."""
+    """Whole commands: continued lines and here-documents are joined."""
     rest = iter(lines)
     for line in rest:
         while line.endswith("\\"):

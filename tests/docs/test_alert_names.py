@@ -1,8 +1,9 @@
-"""What may be an alert stands in one table, `protocol.outputs.ALERTS` (S9, B4): by it who reads a
-journal tells alerts from other events. What the core says, what `usage` and `describe` show as set
-and what the reference lists are held against it, so that none can be added in one place alone.
+"""All possible alerts are in one table, `protocol.outputs.ALERTS` (S9, B4), by which a reader of
+the journal tells alerts from other events. The core's alerts, those that `usage` and `describe`
+show as active, and those in the reference are compared with it, so that none can be added in one
+place alone.
 
-The core's names are read from its source: a run would show only those that it came to.
+The core's names are read from its source: a run would show only those that it reached.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from lakequeue.protocol.outputs import ALERTS, is_alert
 
 STATE = Path(lakequeue.__file__).parent / "state"
 SAYS_THEM = STATE / "phases" / "alerts.py"
-TABLE = ("_watch_broker", "what")  # names its levels in a table, `levels`
-NO_ALERTS = {"bridge_cleared"}  # H3: a bridge that was held up goes on; nothing fills up
+TABLE = ("_watch_broker", "what")  # lists its levels in a table, `levels`
+NO_ALERTS = {"bridge_cleared"}  # H3: a blocked bridge continues; nothing fills up
 
 
 def calls(file: Path) -> Iterator[tuple[str, ast.Call, str]]:
-    """Each call of a file: the function that it stands in, itself, and what is called."""
+    """Each call of a file: its function, itself, and the called function."""
     for function in ast.walk(ast.parse(file.read_text())):
         if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
@@ -34,7 +35,7 @@ def calls(file: Path) -> Iterator[tuple[str, ast.Call, str]]:
 
 
 def strings(node: ast.AST) -> set[str]:
-    """All literal strings below a node but those that are looked for or compared with."""
+    """All literal strings below a node except those that are looked up or compared."""
     own = {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
     below = () if isinstance(node, ast.Compare) else ast.iter_child_nodes(node)
     return own.union(*map(strings, below))

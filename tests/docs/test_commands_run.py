@@ -1,8 +1,8 @@
-"""Every command and snippet of the pages does what it is printed for.
+"""Every command and snippet of the pages does what the page promises.
 
-Those that an engine can answer run as they are printed, on one engine that is started as the
-quickstart says, at the port that is printed. The others, each with the reason, are at least
-understood: their options are parsed, their make targets exist.
+Those that an engine can answer run as printed, on one engine started as in the quickstart, at the
+printed port. The others, each with a reason, are at least parsed: their options are valid, their
+make targets exist.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 
 from docs import forked
 
-# What cannot run here, and why.
+# Commands that cannot run here, and the reasons.
 ELSEWHERE = {
     r"^make |^\. \.venv|^pip |^python3 -m venv|^app/bin/": "installs, or runs these tests",
     r"lakequeue (demo|bench)": "minutes of work; has tests of its own",
@@ -56,7 +56,7 @@ TRACE_PAGE = "docs/how-to/trace-a-message.md"
 FIRST, LAST = "docs/quickstart.md", TRAVEL_PAGE  # steps are in the tables after a minute
 PARTS = [[FIRST], sorted({p.page for p in HERE} - {FIRST, LAST}), [LAST]]
 TABLES_PAGE = ROOT / "docs" / "reference" / "delta-tables.md"
-# To compile plans takes longer than these few rows.
+# Compiling plans takes longer than these few rows.
 SHOW_SQL = """
 import json, sys
 for key, value in json.loads(sys.argv[5]).items():
@@ -67,7 +67,7 @@ for text in json.loads(sys.argv[4]):
 """
 
 
-# ---------------------------------------------------------------- understood
+# ---------------------------------------------------------------- parsed
 
 
 def test_the_pages_have_commands() -> None:
@@ -110,7 +110,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 class Place:
-    """A folder with the engine that the quickstart starts, and the package's documentation."""
+    """A folder with the engine of the quickstart, and the package's documentation."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -124,7 +124,7 @@ class Place:
 
     @contextlib.contextmanager
     def forking(self) -> Iterator[None]:
-        """`quickly` finds a command that is imported already (`forked.py`)."""
+        """Let `quickly` find a command that is already imported (`forked.py`)."""
         place = self.folder / "asked"
         forked.write_command(self.folder / "bin", place)
         command = [sys.executable, forked.__file__, str(place)]
@@ -136,7 +136,7 @@ class Place:
             server.kill()
 
     def start(self) -> subprocess.Popen[str]:
-        """`lakequeue up`, as it is printed."""
+        """Start `lakequeue up`, as printed."""
         process = subprocess.Popen(
             ["lakequeue", "up"], cwd=self.folder, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -150,12 +150,12 @@ class Place:
         return process
 
     def run(self, text: str, quickly: bool = True) -> Done:
-        """A command, by the shell."""
+        """Run a command in the shell."""
         environment = self.quickly if quickly else self.environment
         return self._run(["bash", "-c", text], environment, COMMAND_S)
 
     def python(self, code: str, *arguments: str, seconds: float = COMMAND_S) -> Done:
-        """A snippet, in a process of its own."""
+        """Run a snippet in a process of its own."""
         return self._run([sys.executable, "-c", code, *arguments], self.environment, seconds)
 
     def _run(self, command: list[str], environment: dict[str, str], seconds: float) -> Done:
@@ -165,8 +165,8 @@ class Place:
         )  # fmt: skip
 
     def run_for_a_while(self, text: str) -> Done:
-        """One without an end gets Ctrl-C a moment after it has said something, or what it shows
-        stands still."""
+        """Run an endless command: it gets Ctrl-C a moment after its first output, or once its
+        screen no longer changes."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {text}"], cwd=self.folder, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -196,7 +196,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def good(done: Done) -> str:
-    """What it printed. A traceback or a failure fails the test."""
+    """Its output. A traceback or a failure fails the test."""
     assert done.returncode == 0, f"{done.returncode}: {done.stdout}{done.stderr}"
     assert "Traceback" not in done.stderr
     return done.stdout
@@ -211,7 +211,7 @@ def publish(place: Place) -> None:
 def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
     publish(place)
     for page in pages:
-        print(page)  # which it was, where one of its commands fails
+        print(page)  # names the command that failed
         if page in (SQL_PAGE, TRACE_PAGE):
             wait_for_events(place, {"spooled"}, "1")
         if page == TRAVEL_PAGE:
@@ -223,8 +223,8 @@ def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
 
 
 def check_all_run(place: Place, printed: list[str], quickly: bool) -> None:
-    """The commands of a page, one after the other; those without an end beside the others.
-    quickly: without the imports of each."""
+    """Run the commands of a page, one after the other, endless ones beside the others. quickly:
+    without the imports of each."""
     endless: dict[str, Future[Done]] = {}
     with ThreadPoolExecutor() as beside:
         for text in printed:
@@ -259,7 +259,7 @@ def test_snippets_run_as_printed(place: Place, page: str, text: str) -> None:
 
 @pytest.mark.job
 def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Place) -> None:
-    """Three pages, in one session: it takes seconds to start."""
+    """Three pages in one session, which takes seconds to start."""
     lines = "; ".join(f"echo '{{\"n\": {n}}}'" for n in range(20))
     good(place.run(f"({lines}) | lakequeue publish orders"))
     good(place.run("lakequeue consume orders --timeout 6"))
@@ -278,7 +278,7 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     asked = (*job, json.dumps(questions), json.dumps(QUERY_SETTINGS))
     done = place.python(opening + SHOW_SQL + code, *asked, seconds=2 * START_S)
     assert done.returncode == 0, done.stderr
-    # A daemon of PySpark's that is told to end may complain; where it lies says nothing of us.
+    # PySpark's daemon may complain when it is told to end; its path says nothing about us.
     files = [line for line in done.stderr.splitlines() if "lakequeue/" in line]
     assert [line for line in files if "site-packages" not in line] == []
     assert "b'{\"price\": 12}' 1" in done.stdout
@@ -286,7 +286,7 @@ def test_spark_answers_the_questions_and_reads_and_writes_as_printed(place: Plac
     assert said == '{"customer":"ann","price":5}\n'
     answers = [json.loads(line[5:]) for line in done.stdout.splitlines() if line[:5] == "ROWS "]
     assert len(answers) == len(questions) >= 3
-    assert all(answers), "a question without an answer"
+    assert all(answers), "a query without rows"
     became, payload, *_ = answers
     assert {"spooled", "delivered"} <= {row["event"] for row in became}
     assert json.loads(payload[0]["payload"])
@@ -302,13 +302,14 @@ def test_the_tables_are_queried_from_python(place: Place) -> None:
 
 
 def wait_for_steps(place: Place) -> None:
-    """Until the tables say which steps were taken: they are written once a minute."""
+    """Wait until the tables have the steps taken so far: they are written once a minute."""
     steps = place.home / "tables" / "steps"
     until(lambda: len(read_columns(steps, ["step"])) > 1, STEPS_S, "steps are in the tables")
 
 
 def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:
-    """Until the table has these events, and what is wanted of the message, else 17's end."""
+    """Wait until the table has these events and the wanted rows of the message, by default 17's
+    end."""
     one = (number, "spooled") if number else ("17", "acknowledged")
 
     def are_there() -> bool:

@@ -1,6 +1,6 @@
-"""`docker-compose.yml` and the image: where Docker is they are started and a message goes through;
-everywhere each thing that they say is held against the code: images, commands, options, ports,
-environment, mounts."""
+"""`docker-compose.yml` and the image. Where Docker runs, they are started and carry a message;
+everywhere their images, commands, options, ports, environment and mounts are compared with the
+code."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_mounted_files_exist() -> None:
 
 
 def test_the_image_runs_as_an_ordinary_user() -> None:
-    """What it writes to before it runs stands before the user, what runs behind it."""
+    """Steps that need root come before the user in the file, commands that run come after."""
     user = re.search(r"^USER (\d+:\d+)$", IMAGE, re.MULTILINE)
     assert user
     assert {SERVICES[name]["user"] for name in OURS} == {user[1]}
@@ -96,7 +96,7 @@ def test_the_engines_command_line_is_understood() -> None:
     [("spark-master", "master/MasterArguments"), ("spark-worker", "worker/WorkerArguments")],
 )
 def test_sparks_commands_are_those_of_pyspark(name: str, arguments: str) -> None:
-    """The classes and their options."""
+    """Their classes and options."""
     words, core = SERVICES[name]["command"], spark_jar("spark-core")
     assert words[0] == f"{SITE}/pyspark/bin/spark-class"
     assert f"{words[1].replace('.', '/')}.class" in core.namelist()
@@ -124,7 +124,7 @@ def test_published_ports_are_served() -> None:
 
 
 def test_kafkas_environment_is_known_to_kafka() -> None:
-    """`KAFKA_LOG_DIRS` is the setting `log.dirs`: each stands in a class of the broker's."""
+    """`KAFKA_LOG_DIRS` is the setting `log.dirs`: each is in a class of the broker's."""
     names = [name.removeprefix("KAFKA_") for name in SERVICES["kafka"]["environment"]]
     wanted = {name.lower().replace("_", ".") for name in names}
     for jar in ensure_jars().broker:
@@ -175,7 +175,7 @@ def docker_answers() -> bool:
 if docker_answers():
 
     def test_the_services_start_and_carry_a_message() -> None:
-        """All of it, built from this checkout, until every service is healthy."""
+        """All services, built from this checkout, until each is healthy."""
         from testcontainers.compose import DockerCompose
 
         with DockerCompose(ROOT, build=True, wait=True) as running:

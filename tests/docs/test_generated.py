@@ -1,4 +1,4 @@
-"""Generated parts are up to date; hand-written tables say what the code says."""
+"""Generated parts are up to date; hand-written tables agree with the code."""
 
 import re
 import subprocess
@@ -40,7 +40,7 @@ def test_generated_parts_are_up_to_date(name: str) -> None:
 
 @pytest.mark.parametrize("place", [ROOT, DOCS, ROOT.parent], ids=["root", "docs", "elsewhere"])
 def test_pages_are_generated_from_any_directory(place: Path) -> None:
-    """As with `-m`, the working directory comes first where Python looks for modules."""
+    """With `-m`, Python looks for modules in the working directory first."""
     asked = "from lakequeue.docs import generate; print(generate.failures())"
     done = subprocess.run([sys.executable, "-c", asked], cwd=place, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == (generate.failures(), "")
@@ -75,7 +75,7 @@ def test_reasons() -> None:
     assert set(table("reference/reasons-and-events.md", "reasons")) == set(Reason)
 
 
-# Keys whose defaults depend on others.
+# Keys with defaults that depend on others.
 DEPENDS = {"topic", "underlying_topic", "default_publish_target", "fairness_model"}
 QUEUE = {key: attribute for key, (attribute, _) in definition._READERS.items()}
 SYSTEM = {key: attribute for key, (attribute, _) in keys_of(configuration.SystemLimits).items()}
@@ -105,7 +105,7 @@ def test_keys_of_a_bridge() -> None:
 
 
 def written(field: msgspec.structs.FieldInfo) -> str:
-    """A default as the documentation writes it."""
+    """A default in the documentation's form."""
     if field.required:
         return "required"
     value = field.default
@@ -175,13 +175,13 @@ def test_the_example_of_the_batch_framing() -> None:
 
 
 def kinds(pages: dict[str, bytes]) -> set[str]:
-    """Keys with their numbers taken out."""
+    """Keys without their numbers."""
     return {"/".join(part for part in key.split("/") if not part.isdigit()) for key in pages}
 
 
 def test_pages_of_the_state() -> None:
-    """Brokers with which everything happens have pages of exactly these kinds."""
-    # Nearly all is cold at once.
+    """Brokers with all features have pages of exactly these kinds."""
+    # Nearly everything is cold at once.
     small = Limits(live_rows=2, segment_rows=2, block_bytes=40, file_bytes=200)
     queues = [{"name": "orders", "message_type": "json"}, {"name": "audit", "message_type": "json"}]
     both = [queue | {"subscriptions": ["t"]} for queue in queues]
@@ -203,7 +203,7 @@ def test_pages_of_the_state() -> None:
     for broker in mesh.engine.brokers:
         found |= kinds(broker.store.pages)
     shown = {re.sub(r"/<\w+>", "", key) for key in table("internals/state.md", "pages")}
-    inner = {"c/i", "d/i"}  # told with their runs
+    inner = {"c/i", "d/i"}  # listed with their runs
     assert found - inner == shown
 
 

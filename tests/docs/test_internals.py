@@ -1,6 +1,7 @@
-"""What the pages for developers name is in the code: files, folders, functions, classes, fields.
+"""Files, folders, functions, classes and fields named on the pages for developers exist in the
+code.
 
-Whoever follows a name to nothing stops trusting the page.
+A reader who finds one wrong name stops trusting the page.
 """
 
 import ast
@@ -16,13 +17,13 @@ PAGES = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs/internals").glob("*.md"
 CODE = re.compile(r"`([^`\n]+)`")
 WORD = r"[A-Za-z_]\w*"
 DOTTED = re.compile(rf"{WORD}(?:\.{WORD})+")
-#: Not in the product: a function of Spark's SQL, files, settings of a test.
+# Names from elsewhere: a function of Spark's SQL, files, settings of a test.
 FOREIGN = {"current_timestamp", "CHANGELOG.md", "lakequeue.json", "LAKEQUEUE_CHAOS_DEATHS",
            "LAKEQUEUE_CHAOS_SEED"}  # fmt: skip
 
 
 def modules() -> Iterator[Path]:
-    """Those of the package, without what is installed; of the tests the simulated home and the
+    """The package's modules, without installed files; of the tests the simulated home and the
     network that is cut, which a page describes."""
     yield from ROOT.glob("*.py")
     yield ROOT / "tests/job/hosts.py"
@@ -30,14 +31,14 @@ def modules() -> Iterator[Path]:
         yield from folder.rglob("*.py")
 
 
-#: Which attribute of a node is a name.
+# The attribute of a node that is a name.
 NAME_OF = {ast.FunctionDef: "name", ast.ClassDef: "name", ast.alias: "name", ast.arg: "arg",
            ast.Attribute: "attr", ast.Name: "id"}  # fmt: skip
 
 
 def collect(node: ast.AST, owners: list[set[str]], found: dict[str, set[str]]) -> None:
-    """Gives each name that stands in a piece of code, as itself or as a word on the wire, to the
-    module and the classes that it stands in."""
+    """Add each name in a piece of code, as itself and as on the wire, to its module and its
+    classes."""
     if isinstance(node, ast.ClassDef):
         owners = [*owners, found.setdefault(node.name, set())]
     name = getattr(node, NAME_OF.get(type(node), "value"), None)
@@ -50,7 +51,7 @@ def collect(node: ast.AST, owners: list[set[str]], found: dict[str, set[str]]) -
 
 @cache
 def code() -> dict[str, set[str]]:
-    """By the name of a module, a package or a class: the names in it."""
+    """The names in each module, package and class, by its name."""
     found: dict[str, set[str]] = {}
     for file in modules():
         tree = ast.parse(file.read_text())
@@ -68,7 +69,7 @@ def all_names() -> set[str]:
 
 
 def marked(text: str) -> list[str]:
-    """What stands in back quotes, without the arguments of a call."""
+    """Texts in back quotes, without the arguments of a call."""
     return [re.sub(r"\(.*\).*$", "", name) for name in CODE.findall(text)]
 
 
@@ -77,7 +78,7 @@ def is_path(name: str) -> bool:
 
 
 def missing(page: str) -> list[str]:
-    """Names of a page that are nowhere."""
+    """Names on a page that the code does not have."""
     known = all_names()
     prose = FENCE.sub("", page)
     names = marked(prose)
@@ -97,7 +98,7 @@ def missing(page: str) -> list[str]:
 
 
 def files_of_tables(prose: str) -> list[str]:
-    """What a column `files of <folder>` names and the folder has not."""
+    """Names in a column `files of <folder>` that the folder does not have."""
     wrong = []
     for table in re.findall(r"(?:^\|.*\n)+", prose, re.MULTILINE):
         head, _, *rows = [line.strip("|\n ").split("|") for line in table.splitlines()]

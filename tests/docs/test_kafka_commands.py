@@ -1,4 +1,4 @@
-"""What the pages set of Kafka with its own tools, run on a real one as it is printed."""
+"""The settings that the pages make with Kafka's own tools, run on a real Kafka as printed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def shell(code: str, **environment: str) -> str:
 
 
 def test_the_retention_of_the_page(kafka: EmbeddedKafka) -> None:
-    """It is set, and what the engine set when it made the topic stays."""
+    """The setting is made, and the engine's own settings of the topic stay."""
     ensure_topics(kafka.bootstrap_servers, ["default"], [])
     (code,) = [t for kind, t in fenced(ROOT / "docs/how-to/keep.md") if kind == "sh kafka"]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

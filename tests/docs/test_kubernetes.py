@@ -13,7 +13,7 @@ import yaml
 from docs.deployed import PINNED, engine_options, spark_jar
 from docs.printed import ROOT
 
-VERSIONS = ("1.30", "1.37")  # the oldest that is looked at, and the newest that is known
+VERSIONS = ("1.30", "1.37")  # the oldest and the newest version to check
 BACKEND = "org/apache/spark/scheduler/cluster/k8s/KubernetesExecutorBackend"
 TEXT = (ROOT / "deploy/kubernetes.yaml").read_text()
 MANIFEST: list[dict[str, Any]] = list(yaml.safe_load_all(TEXT))
@@ -58,7 +58,7 @@ def test_images_are_pinned_and_executors_have_the_engines() -> None:
 
 @pytest.mark.parametrize("spec", [POD, EXECUTORS["spec"]], ids=["engine", "executors"])
 def test_nobody_is_root(spec: dict[str, Any]) -> None:
-    """As the namespace demands, of the user that the image has."""
+    """As the namespace requires, with the image's user."""
     (user,) = re.findall(r"^USER (\d+):", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["runAsUser"] == int(user)
@@ -112,7 +112,7 @@ def test_config_maps_are_made_of_existing_files() -> None:
 
 
 def test_sparks_settings_exist() -> None:
-    """Each stands in Spark's own classes; of a volume and an owner only the beginning does."""
+    """Each is in Spark's own classes; of a volume and an owner only the beginning."""
     wanted = {s for s in SETTINGS if s.startswith("spark.kubernetes.")}
     begins = {re.sub(r"(volumes\.).*", r"\1", s) for s in wanted}
     archive = spark_jar("spark-kubernetes")
@@ -122,7 +122,7 @@ def test_sparks_settings_exist() -> None:
 
 
 def test_an_executor_is_started_as_spark_requires() -> None:
-    """The entry point, with a `java` that prints what it is given."""
+    """The entry point, with a `java` that prints its arguments."""
     environment = {
         "SPARK_HOME": "/spark", "SPARK_EXECUTOR_MEMORY": "2g", "SPARK_DRIVER_URL": "spark://d:7078",
         "SPARK_EXECUTOR_ID": "3", "SPARK_EXECUTOR_CORES": "2", "SPARK_APPLICATION_ID": "app-1",
@@ -141,7 +141,7 @@ def test_an_executor_is_started_as_spark_requires() -> None:
 
 
 def entry(environment: dict[str, str], *words: str) -> list[str]:
-    """What `java` is given by the image's entry point."""
+    """The arguments of `java` from the image's entry point."""
     script = (ROOT / "deploy/entrypoint.sh").read_text()
     shown = script.replace("exec java", "exec printf '%s\\n'").replace(
         'exec "$@"', 'shift; exec printf "%s\\n" "$@"'

@@ -1,4 +1,4 @@
-"""Links lead somewhere, examples run, and nothing of this machine stands in a page."""
+"""Links have targets, examples run, and no page names a developer's machine."""
 
 import re
 from pathlib import Path
@@ -10,9 +10,9 @@ from lakequeue.conf import load_configuration_text
 FRONT = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PAGES = sorted([*(ROOT / name for name in FRONT), *(ROOT / "docs").rglob("*.md")])
 README_LINES = 120
-#: How many words all of docs/ may have.
+# The limit of words in all of docs/.
 ALL_WORDS = 45_000
-#: How many words a page may have: more are two pages, or a design that is too complicated.
+# The limit of words of a page: a longer one is two pages, or its design is too complicated.
 WORDS = {
     "CHANGELOG.md": 2500, "CONTRIBUTING.md": 700, "docs/concepts/": 700,
     "docs/internals/where-do-i-change.md": 900,
@@ -26,12 +26,12 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 
 
 def fences(page: Path, kind: str) -> list[str]:
-    """The code of a kind in a page."""
+    """The code blocks of a kind in a page."""
     return [text for found, text in fenced(page) if found == kind]
 
 
 def with_code(kind: str) -> pytest.MarkDecorator:
-    """Each page that has code of the kind."""
+    """Each page with code of this kind."""
     return pytest.mark.parametrize("page", [p for p in PAGES if fences(p, kind)], ids=name_of)
 
 

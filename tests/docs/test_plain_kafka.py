@@ -1,6 +1,6 @@
-"""The example for plain Kafka clients, run on the in-memory engine behind a small kafka-python.
+"""The example for plain Kafka clients, run on the in-memory engine with a small kafka-python.
 
-Another test runs it on the real job; here it is run because it is quick and needs nothing.
+Another test runs it on the real job; this one is quick and needs nothing.
 """
 
 import importlib.util
@@ -77,7 +77,7 @@ def fake(connection: lakequeue.Connection) -> FakeKafka:
 
 @pytest.fixture
 def run(fake: FakeKafka) -> Callable[..., int]:
-    """Runs the example; its exit status."""
+    """Run the example; returns its exit status."""
     names = run_path(str(EXAMPLE))
     main = names["main"]
     fakes = {"KafkaAdminClient": fake.admin, "KafkaProducer": fake.producer,

@@ -1,6 +1,6 @@
 """One word, one meaning: names and phrases that were given up do not come back.
 
-Modules, classes, functions and variables are named with the field's words (`docs/glossary.md`).
+Modules, classes, functions and variables have the field's names (`docs/glossary.md`).
 """
 
 import ast
@@ -41,7 +41,7 @@ settle_arrival takes turn_away way way_in ways wish
 """
 GIVEN_UP = {"module": MODULES.split(), "class": CLASSES.split(), "name": NAMES.split()}
 
-#: No page says it so.
+# No page has these phrases.
 PHRASES = {
     r"\bA broker more\b": "Add a broker",
     r"\bstands still meanwhile\b": "waits meanwhile",
@@ -61,14 +61,14 @@ HEADLESS = re.compile(r"(?:What|Whatever|Which|Who|Whoever|Whose)\b(?!.*\?\s*\Z)
 
 @cache
 def modules() -> list[Path]:
-    """Those of the package."""
+    """The package's modules."""
     return [*ROOT.glob("*.py"), *(file for room in ROOMS for file in room.rglob("*.py"))]
 
 
 @cache
 def defined() -> list[tuple[str, str, str, int]]:
-    """What the modules define: kind, name without the leading underscore, file and line. A class
-    may be an alias of a type; a name is of a function, a parameter or a variable."""
+    """The definitions of the modules: kind, name without the leading underscore, file and line. A
+    class may be an alias of a type; a name is of a function, a parameter or a variable."""
     found = []
     for file in modules():
         found.append(("module", file.stem, name_of(file), 1))
@@ -158,7 +158,7 @@ def test_sentences_without_an_actor_are_found(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_no_page_uses_a_name_given_up(page: Path) -> None:
-    """In code a module is ours where its room, or `.py`, stands beside it."""
+    """In code a module is ours if its room or `.py` is beside it."""
     rooms = "|".join({file.parent.name for file in modules()} - {ROOT.name})
     names = "|".join(GIVEN_UP["module"])
     wrong = (

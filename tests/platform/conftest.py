@@ -1,4 +1,4 @@
-"""What the tests of the platform share: homes."""
+"""Homes for the tests of the platform."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Live = Callable[..., HomeFolder]
 
 @pytest.fixture
 def live() -> Live:
-    """Makes a home in which an engine ran and stopped. trigger: None is of a version that knew
-    one only; checkpoint: that of its query, below the home's."""
+    """Make a home in which an engine ran and stopped. trigger: None is of a version that knew one
+    only; checkpoint: that of its query, below the home's."""
 
     def make(path: Path, trigger: str | None = "real-time", checkpoint: str = "") -> HomeFolder:
         home = HomeFolder(path)

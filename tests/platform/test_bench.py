@@ -1,4 +1,4 @@
-"""What the benchmarks compute with."""
+"""The computations of the benchmarks."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_table_shows_every_number_whole(
 
 
 def test_recovery_counts_messages_sent_after_the_kill() -> None:
-    """What was on its way already comes too, and is no recovery."""
+    """Messages in flight before the kill are no sign of recovery."""
     flow = Traffic("memory://none", ["q"], 1)
     flow.taken = [(9.0, 0.5), (9.9, 3.0), (10.5, 2.0), (10.6, 2.0)]
     assert flow.between(9.5, 10.55) == [3000.0, 2000.0]
@@ -103,7 +103,7 @@ def test_every_query_of_the_tables_has_rows() -> None:
 def test_a_bench_uses_the_requested_number_of_messages(
     bench: Any, messages: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in its last batch; and to warm up it takes no more than it measures."""
+    """Also in its last batch; the warm-up uses no more than the measurement."""
     name = "_publishes" if bench is bridge_cost else "publishes"
     publishes, taken = getattr(bench, name), []
 

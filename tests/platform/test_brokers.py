@@ -1,4 +1,4 @@
-"""Several brokers, without Spark: numbers, shares of topics, and what ends one of them."""
+"""Several brokers, without Spark: numbers, shares of topics, and the end of one of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def home(tmp_path: Path) -> HomeFolder:
 
 def test_a_brokers_number_is_used_once(home: HomeFolder) -> None:
     assert home.brokers(["a", "b"]) == {"a": 0, "b": 1}
-    assert home.numbers == 0  # nothing is written before it is remembered
+    assert home.numbers == 0  # nothing is written before it is recorded
     home.remember_brokers({"a": 0, "b": 1})
     assert home.brokers(["b", "c", "a"]) == {"a": 0, "b": 1, "c": 2}
     home.remember_brokers({"a": 0, "c": 2})
@@ -65,7 +65,7 @@ def test_a_broker_stays_in_its_group(home: HomeFolder) -> None:
     assert home.groups({"a": "east"}, ["a", "b"]) == {"a": "east"}
     home.remember_brokers({"a": 0, "b": 1}, {"a": "east"})
     home.remember_brokers({"a": 0, "b": 1})
-    assert home.groups({}, ["a", "b"]) == {"a": "east"}  # the configuration says none
+    assert home.groups({}, ["a", "b"]) == {"a": "east"}  # the configuration names none
     assert home.groups({"a": "east", "c": "west"}, ["a", "c"]) == {"a": "east", "c": "west"}
     for name, was in (("a", "in group 'east'"), ("b", "in no group")):
         with pytest.raises(LakequeueError, match=f"broker '{name}': group 'west' – it is {was}"):
@@ -78,12 +78,13 @@ def test_a_home_of_one_broker_keeps_it(home: HomeFolder, tmp_path: Path) -> None
     (place / "metadata").write_text('{"id": "one"}')
     home.remember_checkpoints()
     assert home.brokers(["west"]) == {"west": 0}
-    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # what is in it goes on
+    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # the home's brokers continue
     assert home.brokers(Configuration().brokers) == {"west": 0}
 
 
 def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
-    """Whoever is new there would know of no queue. The first start makes all that are named."""
+    """An added broker would know no queues. The first start makes all brokers of the
+    configuration."""
 
     def named(*names: str) -> Engine:
         engine = Engine("127.0.0.1:9", tmp_path, Configuration(brokers=names))
@@ -145,7 +146,7 @@ def test_each_reads_its_own_partitions() -> None:
     ]  # fmt: skip
     assert own_places(sizes, ["v"], "c", 2, alone=False) == []
     alone = own_places({"v.commands": 2, "v.publish": 12}, ["v"], "a", 0, alone=True)
-    assert len(alone) == 14  # others' programs may have made these topics
+    assert len(alone) == 14  # other programs may have made these topics
 
 
 @pytest.mark.job
@@ -158,15 +159,14 @@ def test_another_broker_adds_partitions(kafka: EmbeddedKafka) -> None:
         sizes = ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=3, before=before)
         assert (sizes["grows.commands"], sizes["grows.publish"], sizes["g-b.mesh"]) == (3, 24, 1)
     with closing(open_kafka(address, "grows")) as transport:
-        await_partition(transport, "grows.publish", 23)  # a Kafka with much to do takes a moment
+        await_partition(transport, "grows.publish", 23)  # a busy Kafka takes a moment
     for count in (2, 4):
         with pytest.raises(LakequeueError, match=r"'grows\.publish' has 24 partitions.* share 16"):
             ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=count, before=2)
 
 
 def test_a_new_topic_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine makes dozens at its first start; Kafka's brokers hear of them when they come to
-    it."""
+    """An engine makes dozens at its first start; Kafka's brokers learn of them one by one."""
     unknown = NotConnected("topic 'v.commands' does not exist")
     late = Mock(partitions=Mock(side_effect=[unknown, unknown, 1, 2]))
     await_partition(late, "v.commands", 1)
@@ -181,8 +181,7 @@ def test_a_new_topic_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.job
 def test_X4_published_records_have_kafkas_time(kafka: EmbeddedKafka) -> None:
-    """Also where the topic was there before: soon, for Kafka takes over a setting when it comes to
-    it."""
+    """Also where the topic existed before, after a moment: Kafka applies a setting with a delay."""
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers)
     admin.create_topics([NewTopic("timed.publish", 8, 1, topic_configs={"retention.ms": "9000"})])
     ensure_topics(kafka.bootstrap_servers, ["timed"], [], ["t-a"])
@@ -193,14 +192,14 @@ def test_X4_published_records_have_kafkas_time(kafka: EmbeddedKafka) -> None:
     )  # fmt: skip
     producer.close()
     topic = ConfigResource(ConfigResourceType.TOPIC, "timed.publish")
-    assert "9000" in str(admin.describe_configs([topic])), "what else is set stays"
+    assert "9000" in str(admin.describe_configs([topic])), "other settings stay"
     admin.close()
 
 
 @pytest.mark.job
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_client_of_kafka_learns_of_new_partitions(kafka: EmbeddedKafka, library: str) -> None:
-    """The engine's own: it wrote to the topic when that had fewer."""
+    """The engine's own client: it wrote to the topic when that had fewer."""
     vpn = f"learns-{library}"
     topic = topics.topic(vpn, topics.COMMANDS)
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
@@ -236,7 +235,7 @@ def test_clients_find_a_broker_by_its_name(kafka: EmbeddedKafka) -> None:
         number_of("c", known)
 
 
-# ---------------------------------------------------------------- what ends one of them
+# ---------------------------------------------------------------- the end of one of them
 
 
 def query(broker: str, reason: str = "") -> Any:
@@ -247,7 +246,7 @@ def query(broker: str, reason: str = "") -> Any:
 
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    """Three brokers that run; nothing of it is real."""
+    """Three running brokers, without any real part."""
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     made = Engine(NOBODY, tmp_path, THREE)
     made._folder.open(made.trigger)
@@ -325,18 +324,18 @@ def test_instructions_are_on_a_topic_only_the_engine_may_write(engine: Engine) -
     assert peers == {f"{name}.instructions": {"a": 0, "b": 1, "c": 2} for name in "abc"}
     assert all(topic.endswith(".instructions") or isinstance(c, Begin) for topic, _, c in told)
     first = [type(c) for topic, _, c in told if topic == "b.instructions"][:5]
-    # Who may speak is known before all else.
+    # The clients' permissions are known before all else.
     assert first == [Begin, Clients, ExistingTopics, Peers, Configure]
     told.clear()
     engine._notes("c", "lost:default.publish:3")
     assert [topic for topic, _, _ in told] == ["c.instructions"]
 
 
-# ---------------------------------------------------------------- a broker more
+# ---------------------------------------------------------------- another broker
 
 
 class Requests(ChangeRequests):
-    """What a home does that knows broker `b`, and the answers."""
+    """The actions of a home that knows broker `b`, and its answers."""
 
     def __init__(self) -> None:
         self.did: list[tuple[str, ...]] = []

@@ -1,5 +1,5 @@
-"""An engine changes its brokers while the home rests (M4), without Spark and Kafka: in which order,
-and what is left where something fails or the engine dies."""
+"""An engine changes its brokers while the home is paused (M4), without Spark and Kafka: the order
+of its actions, and the result where something fails or the engine dies."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SAID = JournalSegment("spooled", "default", "q", [1], step=STEP)
 
 
 def known(name: str, number: int, step: int = STEP) -> at_rest._BrokerState:
-    """A broker at rest that knows the others; the last has something to say yet."""
+    """A broker at rest that knows the others; the last one has a message to send yet."""
     broker = Broker.load(DictStore(), Home(name, number, 1, b"secret"), Limits())
     broker.mesh = Mesh.load(broker)
     broker.begin(1)
@@ -53,14 +53,14 @@ def known(name: str, number: int, step: int = STEP) -> at_rest._BrokerState:
 
 
 class Rests:
-    """An engine of three brokers. did: what it has done, in its order; unrest: how often it is not
-    at rest; lost: numbers that were given in vain; heard: what removed brokers said at last;
-    begins: whether loops that are started begin."""
+    """An engine of three brokers. did: its actions, in order; unrest: how often it is not at rest;
+    lost: numbers used in vain; heard: the last messages of removed brokers; begins: whether started
+    loops begin."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
         self.did: list[str] = []
-        self.quiet: list[int] = []  # what was done before no message was taken any more
+        self.quiet: list[int] = []  # actions before messages were no longer taken
         self.unrest = self.lost = 0
         self.begins = True
         self.heard: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ class Rests:
         return known(broker.name, broker.number, step_of(Path(file)) if file else STEP)
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
-        """Each start of all brokers is one line."""
+        """A start of all brokers is one line."""
         names = " ".join(b.name + "?" * b.resting for b in brokers)
         if self.did[-1].startswith("start ") and "?" not in names + self.did[-1]:
             self.did[-1] += f" {names}"
@@ -120,7 +120,7 @@ def rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rests:
 
 
 def begins(folder: HomeFolder, name: str) -> Snapshot:
-    """What this broker's loop begins with, whatever is in its checkpoint."""
+    """The state with which this broker's loop begins, whatever is in its checkpoint."""
     file = Path(folder.rebuilt(name))
     assert is_newer(file, msgspec.msgpack.encode(Snapshot(STEP)))
     return msgspec.msgpack.decode(restore(file, MagicMock()), type=Snapshot)
@@ -141,7 +141,7 @@ def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> Non
 
 
 def test_M4_a_broker_is_removed_and_the_first_reads_its_last_messages(rests: Rests) -> None:
-    """What it has yet to say is said, and its name and number are not given again."""
+    """Its last messages are sent, and its name and number are not used again."""
     assert rests.engine.rehoming.remove("c") == []
     assert rests.did == ["end 3", "share out", "peers", "gone c", "start a b"]
     again = HomeFolder(rests.folder.path)
@@ -176,7 +176,7 @@ def test_M5_the_home_is_not_paused_for_a_queue_that_cannot_move(rests: Rests) ->
 
 
 def test_M4_messages_between_brokers_are_read_before_a_change(rests: Rests) -> None:
-    """By loops that hear nobody else."""
+    """By loops that read nothing else."""
     rests.unrest = 2
     rests.engine.rehoming.remove("b")
     heard = ["end 3", "start a? b? c?"]
@@ -214,8 +214,8 @@ def test_M4_topics_with_too_many_partitions_are_refused_without_using_a_number(
 def test_M4_a_failed_change_leaves_the_home_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, at: str, change: str
 ) -> None:
-    """Also what dies there: nothing is done before the home's word but to write files that nobody
-    reads. It goes on at once, and the change can be tried again."""
+    """Also if the engine dies there: before the home's commit it only writes files that nobody
+    reads. The home continues at once, and the change can be tried again."""
     fail, write = Mock(side_effect=NotConnected("Kafka is away")), home_module.write_json
     do = rests.engine.rehoming.add if change == "add" else rests.engine.rehoming.remove
     name = "d" if change == "add" else "c"
@@ -254,7 +254,7 @@ def test_M4_a_failed_change_leaves_the_home_unchanged(
 
 
 class Rows:
-    """What Spark has of a state."""
+    """The rows of a state in Spark."""
 
     def __init__(self, rows: list[tuple[Any, ...]]) -> None:
         self.collect = self.toLocalIterator = lambda: rows
@@ -263,14 +263,14 @@ class Rows:
         return self
 
     def repartition(self, parts: int, by: str) -> Rows:
-        assert parts > 1, "what one part may be, Spark bounds"
+        assert parts > 1, "Spark limits the size of a part"
         return self
 
 
 def test_M4_a_home_too_large_for_memory_continues_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second state is the one too many."""
+    """The second state is too large."""
     found = {name: known(name, number) for name, number in NUMBERS.items()}
     sizes = [sum(map(len, one.resting.pages.values())) for one in found.values()]
 
@@ -294,7 +294,7 @@ def test_M4_a_home_too_large_for_memory_continues_unchanged(
 
 
 def test_M4_a_worker_without_access_to_the_home_is_reported(rests: Rests, tmp_path: Path) -> None:
-    """On a cluster that does not share it, say."""
+    """For example on a cluster without a shared file system."""
     rests.engine.rehoming.remove("c")
     file = Path(rests.folder.rebuilt("a"))
     file.unlink()
@@ -305,7 +305,7 @@ def test_M4_a_worker_without_access_to_the_home_is_reported(rests: Rests, tmp_pa
 
 @pytest.fixture
 def died(rests: Rests, monkeypatch: pytest.MonkeyPatch) -> HomeFolder:
-    """The home of an engine that died behind the home's word: `c` is removed."""
+    """The home of an engine that died after the home's commit: `c` is removed."""
     with monkeypatch.context() as patch:
         patch.setattr(rests.engine.rehoming, "_tell_peers", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -315,7 +315,7 @@ def died(rests: Rests, monkeypatch: pytest.MonkeyPatch) -> HomeFolder:
 
 
 def test_M4_a_request_to_an_engine_that_died_is_answered_by_the_next(died: HomeFolder) -> None:
-    """As the home says what became of it. What was not begun is to be asked for again."""
+    """The home has the outcome. A request that was not begun must be repeated."""
     said: dict[bytes, Any] = {}
     never = Mock(side_effect=AssertionError)
     wishes = ChangeRequests(
@@ -337,14 +337,14 @@ def test_M4_a_request_to_an_engine_that_died_is_answered_by_the_next(died: HomeF
     assert said == {
         k: {"id": wish["id"], **answer} for k, (wish, answer) in asked.items() if answer
     }
-    for key, value in records.items():  # those that it hears besides
+    for key, value in records.items():  # other readers of it
         wishes.read(key, value, "v")
 
 
 def test_M4_a_change_that_died_after_its_commit_is_completed(
     rests: Rests, died: HomeFolder
 ) -> None:
-    """The next start begins with the new states, and says what the removed broker had to say."""
+    """The next start begins with the new states, and sends the removed broker's last messages."""
     died.open(rests.engine.trigger)
     assert died.brokers(()) == {"a": 0, "b": 1}
     assert begins(died, "b").step == STEP + 1
@@ -394,7 +394,7 @@ def test_M5_nothing_follows_where_a_queue_is_already(
 def test_M4_a_committed_change_is_answered_as_done(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever fails after the home's word: the next start does it, and the brokers run."""
+    """Whatever fails after the home's commit: the next start completes it, and the brokers run."""
     fail = Mock(side_effect=NotConnected("Kafka is away"))
     match fails:
         case "peers":
@@ -417,7 +417,7 @@ def test_M4_a_committed_change_is_answered_as_done(
 def test_M4_all_files_of_a_change_are_synced_before_its_commit(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a power loss the home would else have empty files, and could not start."""
+    """Otherwise the home would have empty files after a power loss, and could not start."""
     synced: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda file: synced.append(Path(os.readlink(f"/proc/self/fd/{file}")).stem)

@@ -1,4 +1,4 @@
-"""Which captured topics the queries read: those that there are, and no others (Q2)."""
+"""The captured topics that queries read: all existing ones, and no others (Q2)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ QUEUES = [
 
 
 class Kafka:
-    """What is asked of Kafka here: which topics there are."""
+    """The part of Kafka's administration used here: the list of topics."""
 
     start = close = lambda self: None
 
@@ -47,7 +47,7 @@ class Kafka:
         self.topics = dict(OWN)
         self.looks = 0
         self.away = False
-        self.made: list[dict[str, int]] = []  # topics that were made again, each time
+        self.made: list[dict[str, int]] = []  # topics that were recreated, each time
         monkeypatch.setattr(captured, "Discovery", self._discovery)
         monkeypatch.setattr(captured, "require_broker", lambda bootstrap: None)
         monkeypatch.setattr(captured, "ensure_topics", lambda *_: dict(self.topics))
@@ -72,7 +72,7 @@ class Kafka:
         return dict(self.topics)
 
     def now(self, *gone: str, **more: int) -> None:
-        """What the thread does every 10 s; gone, more: topics that changed since."""
+        """The thread's work every 10 s; gone, more: topics that changed since."""
         for name in gone:
             del self.topics[name]
         self.topics |= more
@@ -141,7 +141,7 @@ def test_deleted_topics_of_the_engine_are_recreated(
     assert kafka.made == [], "nothing is missing"
     kafka.away = True
     kafka.now(name, "other.receipts", "x.steps")  # the last two are another home's
-    assert "no Kafka broker answers" in caplog.text, "and the thread goes on"
+    assert "no Kafka broker answers" in caplog.text, "and the thread continues"
     kafka.away = False
     kafka.now()
     assert kafka.made == [{name: partitions}]
@@ -176,7 +176,7 @@ def test_M4_present_and_removed_brokers_have_partitions(
 
 
 def test_kafka_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
-    """`k:1` is no Kafka, so asking one would fail."""
+    """`k:1` is no Kafka, so asking it would fail."""
     topics.ask_again(["broker-0", "gone", "removed"])
     topics.forget("broker-0")
     topics.forget("removed")
@@ -186,7 +186,7 @@ def test_kafka_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> No
 
 
 class Telling(str):
-    """A broker's name that lets another thread in whenever it is put into a set."""
+    """A broker's name that lets another thread run whenever it is put into a set."""
 
     meanwhile: Callable[[], None] | None = None
 
@@ -197,7 +197,7 @@ class Telling(str):
 
 
 def test_the_list_of_brokers_not_asked_can_be_read_by_another_thread(tmp_path: Path) -> None:
-    """The thread that asks shortens the list at any moment."""
+    """The asking thread may shorten the list at any moment."""
     engine = Engine("127.0.0.1:1", tmp_path, parse_configuration({"brokers": ["a", "b"]}))
     unasked, name = engine.captured.unasked, Telling("a")
     unasked |= {(name, "default"), ("b", "default")}
@@ -226,7 +226,7 @@ def test_the_brokers_learn_once_which_named_topics_exist(
     assert told() == []
     assert told(**{"sensor-7": 3, "orders": 1}) == [["orders"]]
     assert told() == []
-    topics.heard("sensor-7")  # it was read before, by an expression
+    topics.heard("sensor-7")  # it was read before, because of an expression
     assert told() == [["orders", "sensor-7"]]
     assert told("orders") == [["sensor-7"]]
     topics.heard("orders")
@@ -289,8 +289,8 @@ def test_topics_are_kept_while_kafka_does_not_list_them(
 def test_M5_only_the_capturing_queues_broker_reads_the_topic(
     kafka: Kafka, topics: CapturedTopics
 ) -> None:
-    """What the broker of the queue that captures says is what its loop reads, and what the engine
-    hears; the subscriber's broker gets the records from it."""
+    """The loop reads the topics that the capturing queue's broker reports, as does the engine; the
+    subscriber's broker gets the records from it."""
     said: dict[str, list[Decided]] = {"a": [], "b": []}
 
     class Deciding(MemoryBroker):

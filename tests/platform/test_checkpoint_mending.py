@@ -1,4 +1,4 @@
-"""What a power loss leaves of a checkpoint: the newest whole batch is gone back to (R1)."""
+"""A checkpoint after a power loss returns to its newest whole batch (R1)."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming.home.checkpoints import set_back, set_back_or_drop
 
 CHUNK = 512
-LAST = 7  # the newest batch that is done
+LAST = 7  # the newest finished batch
 STORE = "state/0/0"
 
 
 def put(file: Path, data: bytes) -> None:
-    """As Spark writes a local file, with Hadoop's checksums beside it."""
+    """Write as Spark does on a local disk, with Hadoop's checksums."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
     sums = [zlib.crc32(data[at : at + CHUNK]) for at in range(0, len(data), CHUNK)]
@@ -28,7 +28,7 @@ def put(file: Path, data: bytes) -> None:
 
 
 def put_whole(store: Path, version: int) -> None:
-    """A state that was written whole."""
+    """A state that was written in full."""
     sst = f"{version:06}-x.sst"
     put(store / "SSTs" / sst, b"s" * 100)
     said = {"sstFiles": [{"localFileName": "1.sst", "dfsSstFileName": sst, "sizeBytes": 100}]}
@@ -41,7 +41,7 @@ def put_whole(store: Path, version: int) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """Batches 3 to 7 are done and 8 has begun; the state was written whole behind 0 and 4."""
+    """Batches 3 to 7 are finished and 8 has begun; the state was written in full after 0 and 4."""
     place = tmp_path / "checkpoint" / "broker-0"
     put(place / "metadata", b'{"id":"a-number"}')
     for n in range(3, LAST + 1):
@@ -80,7 +80,7 @@ def cut(file: Path) -> None:
 
 
 def cut_without_sums(file: Path) -> None:
-    """As another file system than Hadoop's own leaves it."""
+    """Truncate without checksums, as on file systems other than Hadoop's own."""
     cut(file)
     file.with_name(f".{file.name}.crc").unlink()
 
@@ -103,7 +103,7 @@ def test_R1_the_checkpoint_returns_to_the_newest_whole_batch(
     assert file in set_back(checkpoint, "a-number")
     newest = [numbers(checkpoint, folder)[-1] for folder in ("commits", "offsets")]
     assert (*newest, versions(checkpoint)) == (done, begun, state)
-    assert set_back(checkpoint) == "", "nothing is left to be done"
+    assert set_back(checkpoint) == "", "nothing is left to repair"
 
 
 def test_R1_a_damaged_full_state_can_be_rebuilt_from_an_earlier_one(checkpoint: Path) -> None:

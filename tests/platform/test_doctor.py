@@ -1,6 +1,6 @@
-"""What `lakequeue doctor` says of this machine, of a home and of a deployment: what is missing
-fails with advice, the optional never fails. And what is wrong around an engine that is started: one
-sentence, what to do, exit status 3."""
+"""The checks of `lakequeue doctor` on this machine, a home and a deployment: a missing requirement
+fails with advice, an optional one never fails. And a failed start of the engine: one sentence with
+the remedy, exit status 3."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_limits(check: Check, ok: bool) -> None:
     assert check.ok or check.advice
 
 
-# ------------------------------------------------------------ a home, and what Kafka keeps
+# ------------------------------------------------------------ a home, and Kafka's retention
 
 
 CAPTURES = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
@@ -130,7 +130,7 @@ def test_doctor_checks_a_home_and_its_checkpoint(home: Path, tmp_path: Path) -> 
 def test_doctor_shows_where_a_homes_parts_are(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert engine_checks.places_checks(home) == [], "all is in it"
+    assert engine_checks.places_checks(home) == [], "everything is in it"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_REGION", "us-east-1")
     folders._s3.cache_clear()
@@ -205,7 +205,7 @@ def test_an_unreachable_kafka_is_reported_by_doctor() -> None:
 
 
 def asked(config: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
-    """The exit status of the command, and its checks by their names."""
+    """The exit status of the command, and its checks by name."""
     command = ["doctor", "--url", url, "--config", str(config), "--json", *more]
     done = CliRunner().invoke(main, command)
     return done.exit_code, {check["name"]: check for check in json.loads(done.stdout)}
@@ -215,7 +215,8 @@ def asked(config: Path, url: str, *more: str) -> tuple[int, dict[str, Any]]:
 def test_doctor_names_every_input_with_too_short_a_retention(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Own topics, captured ones, the tables' journal, and the log; and the exit status says so."""
+    """The engine's topics, captured ones, the tables' journal, and the log; the exit status shows
+    it too."""
     config = tmp_path / "queues.yaml"
     definition = "{name: q, vpn: kept, message_type: text, underlying_topic: kept-plain}"
     config.write_text(f"brokers: [kept-broker]\nqueues:\n  - {definition}\n")
@@ -241,7 +242,7 @@ ALL = frozenset(("READ", "WRITE", "DESCRIBE"))
 
 
 def topics(**changes: Any) -> dict[str, TopicLook]:
-    """The topics of two brokers as they should be, on three of Kafka's; some changed."""
+    """The topics of two brokers with correct settings, on a Kafka of three; some changed."""
     sizes = {"publish": 16, "commands": 2, "deliveries": 8, "receipts": 8, "directory": 1}
     good = {f"default.{kind}": TopicLook(n, 3, BIG, ALL) for kind, n in sizes.items()}
     return good | {"a.steps": TopicLook(1, 3, BIG), "else": TopicLook(1, 1)} | changes
@@ -317,7 +318,8 @@ def test_clocks(apart_s: float, ok: bool, said: str) -> None:
 
 
 def test_stopped_brokers_are_named_with_the_reason() -> None:
-    """As the directory has them: of one that hangs (`step_watch`), one that was given up."""
+    """As the directory reports them: one that hangs (`step_watch`), one whose restarts were given
+    up."""
     said: dict[str, dict[str, Any]] = {}
     records = BrokerRecords(
         lambda key, value: said.update({key.decode(): json.loads(value or b"{}")})
@@ -332,7 +334,7 @@ def test_stopped_brokers_are_named_with_the_reason() -> None:
     assert (check.ok, check.found, bool(check.advice)) == (False, wanted, True)
     assert (states_check(brokers[2:]).ok, states_check(brokers[2:]).found) == (True, "1 run")
     look = _ask_known(None, brokers[0], 0)
-    assert look.silent == "Broker a is restarting: no step for 30 s", "what the page says"
+    assert look.silent == "Broker a is restarting: no step for 30 s", "the page's text"
 
 
 HERE = "0.1.0+aa"
@@ -343,9 +345,9 @@ HERE = "0.1.0+aa"
     [
         ({"version": "0.1.0", "code": HERE}, True, None, ""),
         ({"version": "0.2.0", "code": "0.2.0+bb"}, False, "engine 0.2.0+bb", "Install 0.2.0 here"),
-        # Behind an upgrade whose engine was not started again: a client may differ.
+        # After an upgrade without a restart of the engine: a client may differ.
         ({"version": "0.1.0", "code": "0.1.0+bb"}, True, "engine 0.1.0+bb", "restart it"),
-        ({"version": "0.1.0"}, True, "engine 0.1.0", ""),  # from before it told its code
+        ({"version": "0.1.0"}, True, "engine 0.1.0", ""),  # from before versions were reported
         ({}, True, None, ""),
     ],
     ids=["the same", "another", "another build", "an old one", "unknown"],
@@ -362,10 +364,10 @@ def test_versions(engine: dict[str, str], ok: bool, found: str | None, advice: s
 def test_doctor_with_a_real_kafka_and_an_engines_reports(
     kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """What Kafka tells is understood; an engine of another version and clock is heard."""
+    """Kafka's answers are understood, and so is an engine of another version and clock."""
     address = kafka.bootstrap_servers
     ensure_topics(address, ["default"], [], ["a"])
-    # A busy Kafka takes a moment until it tells how a topic is set that it has just made.
+    # A busy Kafka takes a moment before it shows the settings of a new topic.
     until(lambda: look_at_kafka(address).topics["default.publish"].settings, 30, "settings")
     look = look_at_kafka(address)
     assert look.brokers == 1
@@ -396,7 +398,7 @@ def test_doctor_with_a_real_kafka_and_an_engines_reports(
 
 
 def test_a_queue_with_a_missing_captured_topic() -> None:
-    """A topic to which clients publish need not be in Kafka."""
+    """A topic to which clients publish need not exist in Kafka."""
     queues = [
         {"name": name, "definition": {"underlying_topic": topic}, "alerts": alerts,
          "counters": {"spooled": spooled}}
@@ -427,7 +429,7 @@ def test_a_running_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ok["captured topics"]
 
 
-# ------------------------------------------------------------ around an engine that starts
+# ------------------------------------------------------------ the engine's start
 
 
 CONFIG = "queues:\n  - {name: orders, message_type: json}\n"
@@ -435,7 +437,7 @@ CONFIG = "queues:\n  - {name: orders, message_type: json}\n"
 
 @pytest.fixture
 def listener() -> Iterator[int]:
-    """A port that somebody listens on who says nothing; it may be taken for Kafka."""
+    """A port with a silent listener, which may be taken for Kafka."""
     with socket.create_server(("127.0.0.1", free_port())) as server:
         yield server.getsockname()[1]
 

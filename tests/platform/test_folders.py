@@ -1,4 +1,4 @@
-"""Where tables and checkpoints may stand: on this machine, or on an object store."""
+"""Possible places of tables and checkpoints: this machine, or an object store."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_another_address_is_refused_with_the_allowed_ones(text: str, why: str) -
 
 
 def test_one_store_has_one_name() -> None:
-    """Hadoop knows `s3a:` only, and everybody else `s3:`."""
+    """Hadoop knows only `s3a:`, and everybody else `s3:`."""
     assert folder("s3://lake/home/") == folder("s3a://lake/home") == RemoteFolder("s3a://lake/home")
 
 
@@ -84,7 +84,7 @@ def test_a_folder_of_a_store_behaves_like_a_local_one(bucket: str, tmp_path: Pat
 
 
 def test_a_home_remembers_where_its_parts_are(bucket: str, tmp_path: Path) -> None:
-    """Q7: also what is elsewhere is the home's own, and nobody takes it for gone."""
+    """Q7: parts elsewhere also belong to the home, and none counts as missing."""
     home, places = tmp_path / "home", (f"{bucket}/tables", f"{bucket}/checkpoints")
     one = HomeFolder(home, *places)
     one.open("real-time")
@@ -114,7 +114,9 @@ def test_parts_in_the_home_are_not_searched_elsewhere(tmp_path: Path) -> None:
     moved = HomeFolder(tmp_path / "other", (tmp_path / "there").as_uri())
     moved.open("real-time")
     assert tables_place(tmp_path / "other") == tmp_path / "there"
-    HomeFolder(tmp_path / "other", str(tmp_path / "there")).open("real-time")  # the same, said else
+    HomeFolder(tmp_path / "other", str(tmp_path / "there")).open(
+        "real-time"
+    )  # the same, written differently
     with pytest.raises(LakequeueError, match="has its tables in"):
         HomeFolder(tmp_path / "other", str(tmp_path / "elsewhere")).open("real-time")
 
@@ -156,7 +158,7 @@ def test_spark_gets_the_stores_address_and_no_secret(
 
 
 def test_a_checkpoint_on_a_store_is_not_renamed_over() -> None:
-    """The manager of `conf/spark.conf` leaves the first try's file where a rename is refused."""
+    """The manager of `conf/spark.conf` keeps the first attempt's file where a rename is refused."""
     assert place_settings((), RemoteFolder("hdfs://host/x"))[MANAGER] == REPLACES
     assert read_conf()[MANAGER] != REPLACES
 

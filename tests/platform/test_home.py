@@ -1,4 +1,5 @@
-"""What a home folder must be before anything starts; no Kafka and no Spark are needed for it."""
+"""The conditions that a home folder must meet before anything starts; they need no Kafka and no
+Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ NOBODY = "127.0.0.1:1"
 
 
 def start(home: Path) -> str:
-    """What the start says; it never comes further than to Kafka."""
+    """The error of a start, which gets no further than to Kafka."""
     with pytest.raises(LakequeueError) as error:
         Engine(NOBODY, home, Configuration()).start()
     return str(error.value)
@@ -104,7 +105,7 @@ def test_the_checkpoints_of_several_queries(lived: HomeFolder) -> None:
 def test_a_missing_checkpoint_is_refused_with_the_remedy(
     lived: HomeFolder, remembered: bool
 ) -> None:
-    if not remembered:  # by a version that did not note it; the tables tell
+    if not remembered:  # by a version that did not record it; the tables show it
         (lived.path / ABOUT).write_text(json.dumps({"format": FORMAT}))
     shutil.rmtree(lived.path / "checkpoint")
     before = sorted(lived.path.rglob("*"))
@@ -126,7 +127,7 @@ def test_a_checkpoint_without_its_home_is_refused(lived: HomeFolder) -> None:
 
 
 def test_a_checkpoint_belongs_to_its_trigger(tmp_path: Path, live: Any) -> None:
-    home = live(tmp_path, trigger=None)  # of a version that knew one
+    home = live(tmp_path, trigger=None)  # of a version with one trigger only
     with pytest.raises(LakequeueError, match=r"with the trigger 'micro-batch'.*--trigger micro-b"):
         home.open("real-time")
     home.open("micro-batch")
@@ -182,7 +183,7 @@ SCHEMA = OPERATOR / "_stateSchema/default/0_uuid"
 
 
 def with_schema(home: Path, said: str) -> Path:
-    """A broker's checkpoint as Spark writes it, whose schema is said to be there; its metadata."""
+    """A broker's checkpoint as Spark writes it, with the schema that its metadata names."""
     metadata = home / OPERATOR / "_metadata/v2/0"
     for file in (metadata, home / SCHEMA):
         file.parent.mkdir(parents=True)
@@ -196,7 +197,7 @@ def with_schema(home: Path, said: str) -> Path:
 
 @pytest.mark.parametrize("original", ["gone", "there"])
 def test_a_home_may_be_moved_or_copied(tmp_path: Path, original: str, live: Any) -> None:
-    """Its checkpoint names its own schema, not that of another home, or a file that is gone."""
+    """Its checkpoint names its own schema, not that of another home, or a missing file."""
     old, home = live(tmp_path / "old").path, tmp_path / "a new plåce"
     with_schema(old, f"file:{old / OPERATOR}/_stateSchema")
     (shutil.move if original == "gone" else shutil.copytree)(old, home)
@@ -205,7 +206,7 @@ def test_a_home_may_be_moved_or_copied(tmp_path: Path, original: str, live: Any)
     version, text = metadata.read_text().split("\n")
     (store,) = json.loads(text)["stateStoreInfo"]
     assert (version, store["stateSchemaFilePaths"]) == ("v2", [f"file:{home / SCHEMA}"])
-    assert [p.name for p in metadata.parent.iterdir()] == ["0"], "Spark would find it damaged"
+    assert [p.name for p in metadata.parent.iterdir()] == ["0"], "Spark would call it damaged"
     assert [*home.rglob("*.draft")] == []
     written = metadata.stat().st_mtime_ns
     HomeFolder(home).open("real-time")
@@ -213,7 +214,7 @@ def test_a_home_may_be_moved_or_copied(tmp_path: Path, original: str, live: Any)
 
 
 def test_a_home_at_its_old_path_is_left_unchanged(tmp_path: Path, live: Any) -> None:
-    """Also where it is known by another name; and a schema that is nowhere is Spark's to tell."""
+    """Also where it is known by another name; a missing schema is reported by Spark."""
     home, link = live(tmp_path / "home").path, tmp_path / "link"
     link.symlink_to(home)
     metadata = with_schema(home, f"file:{link / OPERATOR}/_stateSchema")
@@ -237,7 +238,7 @@ def test_a_home_stays_on_its_kafka(lived: HomeFolder) -> None:
 
 
 def test_an_accepted_new_kafka_becomes_the_homes_own(lived: HomeFolder) -> None:
-    """And what writes the tables begins anew there: what is in them already they know."""
+    """The query that writes the tables starts anew there, and skips the rows that it has."""
     lived.require_kafka("first", NOBODY, False)
     (lived.path / "tables-checkpoint" / "offsets").mkdir(parents=True)
     lived.require_kafka("second", NOBODY, True)

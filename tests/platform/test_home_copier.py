@@ -1,4 +1,4 @@
-"""What copies between two homes (H1), on librdkafka's own mock of Kafka: the two brokers are in
+"""The copier between two homes (H1), on librdkafka's own mock of Kafka: the two brokers are in
 memory, all between them is as in the job."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TOPICS = ("near.bridge-out", "near.mesh", "default.bridge-in", "default.bridge-a
 
 
 class Way:
-    """In the place of `JoinedHomes`: what a step says goes to Kafka."""
+    """In the place of `JoinedHomes`: a step's outputs go to Kafka."""
 
     def __init__(self, write: Callable[[WireRecord], None]) -> None:
         self.write = write
@@ -35,17 +35,17 @@ class Way:
             self.write(record)
 
     def carry(self) -> None:
-        """Somebody else does."""
+        """The copier does it."""
 
 
 class Ends:
-    """The homes of `near` and `far`, and what each reads and writes of Kafka."""
+    """The homes of `near` and `far`, with their records in Kafka."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.writer = Producer({"bootstrap.servers": address, "linger.ms": 0})
         for topic in (*TOPICS, "default.directory"):
-            self.writer.list_topics(topic, timeout=5)  # the mock makes it
+            self.writer.list_topics(topic, timeout=5)  # the mock creates it
         self.reader = Consumer({"bootstrap.servers": address, "group.id": "ends"})
         self.reader.assign([TopicPartition(t, 0, 0) for t in (TOPICS[1], TOPICS[2])])
         self.engines = {n: MemoryEngine(parse_configuration({"brokers": [n]})) for n in
@@ -63,7 +63,7 @@ class Ends:
         self.writer.poll(0)
 
     def begin(self, first: int | None = None) -> HomeCopier:
-        """Another copier, in the place of the one before; first: from this record on."""
+        """Start another copier in place of the previous one; first: from this record on."""
         for before in self.copiers[-1:]:
             before.stop()
             before.join(60)
@@ -79,7 +79,7 @@ class Ends:
         return copier
 
     def turn(self) -> None:
-        """What has come to the two homes, and what the far one answers."""
+        """The records that have come to the two homes, and the far one's answers."""
         message = self.reader.poll(0.02)
         while message is not None:
             if message.error() is None:
@@ -157,14 +157,14 @@ class Deaf:
     """An engine that is down."""
 
     def hear(self, *_: Any) -> None:
-        """Nothing."""
+        """Read nothing."""
 
 
 def test_h1_silence_is_reported_and_everything_is_copied_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Kafka whose engine is down is no open connection (H2), however often it is tried. A far end
-    that refuses says why."""
+    that refuses gives its reason."""
     monkeypatch.setattr(home_copier, "SILENCE_S", 0.3)
     ends.near.admin().bridge(ends.definition)
     copier = ends.begin()

@@ -1,5 +1,6 @@
 """The jar cache, the search for Java, and archives of Java's classes, without a network: small
-programs stand for Ivy and for Java. That a bad archive does no harm is seen on the real ones."""
+programs stand for Ivy and for Java. That a bad archive does no harm is tested with the real
+ones."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from lakequeue.streaming.java import JavaArchive, make_later
 from lakequeue.streaming.kafka.embedded_kafka import EmbeddedKafka
 from lakequeue.streaming.spark.spark_session import _add_archive, spark_settings
 
-# Stands in for Ivy: makes the files that the list names, and counts its runs.
+# Stands for Ivy: creates the files of the list, and counts its runs.
 FAKE_IVY = """
 echo run >> "$RUNS"
 sleep 0.1
@@ -39,7 +40,7 @@ def program(path: Path, text: str) -> Path:
 
 
 def java(path: Path, version: str, more: str = "") -> Path:
-    """One that says its version; more: what else it does, asked for something else."""
+    """A Java that prints its version; more: its answers to other requests."""
     says = f"echo '{version}' >&2"
     return program(path, f'#!/bin/sh\n[ "$1" = -version ] && {{ {says}; exit 0; }}\n{more}')
 
@@ -54,7 +55,7 @@ def at_once(work: Sequence[Callable[[], object]]) -> None:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty one."""
+    """An empty cache."""
     monkeypatch.setenv("LAKEQUEUE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -91,7 +92,7 @@ def test_jars_are_fetched_once(ivy: Path, cache: Path) -> None:
     assert ivy.read_text() == "run\n"
     first.spark[0].unlink()
     assert cached_jars() is None
-    assert ensure_jars(print).spark[0].is_file(), "a lost one is fetched again"
+    assert ensure_jars(print).spark[0].is_file(), "a missing one is fetched again"
 
 
 def test_two_processes_fetch_jars_once(ivy: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_failing_ivy_is_reported(
     ("place", "why"),
     [
         ("/proc/nowhere", "No such file or directory"),
-        ("/" + "x" * 300, "File name too long"),  # not even looked into, as without a right to
+        ("/" + "x" * 300, "File name too long"),  # unreadable, as without permission
     ],
 )
 def test_an_unusable_cache_is_reported(
@@ -157,7 +158,7 @@ def test_java_home_comes_before_the_path(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     assert java_executable() == chosen
     assert caplog.messages == []
-    java(chosen, 'java version "1.8.0_392"')  # too old: the one on the PATH does
+    java(chosen, 'java version "1.8.0_392"')  # too old: the one on the PATH is used
     chosen_old = f"JAVA_HOME: {chosen} is version 8, and Java 17 or newer is needed; "
     for _ in range(2):
         assert java_executable() == tmp_path / "path/java"
@@ -187,7 +188,7 @@ def test_a_missing_or_old_java_is_reported(
 
 CLASSES = "java/lang/Object id: 0\njava/lang/String id: 1\njava/lang/Hal"
 
-# Stands in for Java: the archive is the list that it was given, and its runs are counted.
+# Stands for Java: the archive is the list that it got, and its runs are counted.
 FAKE_JAVA = """#!/bin/sh
 echo run >> "$RUNS"
 sleep 0.2
@@ -203,7 +204,7 @@ exit "${FAILS:-0}"
 
 
 class Archiver:
-    """A Java that makes archives of one jar in a folder, its cache, and memory enough."""
+    """A Java that makes archives of one jar in a folder, its cache, and enough memory."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.java = program(folder / "java", FAKE_JAVA)
@@ -212,7 +213,7 @@ class Archiver:
         self.classes = cache / "classes"
 
     def recorded(self, home: str = "") -> JavaArchive:
-        """An archive that is still to be made, of a Java that runs for this home."""
+        """An archive still to be made, of a Java that runs for this home."""
         record = self.list.with_name(f"{home}{self.list.name}")
         archive = JavaArchive("test", record)
         assert self.options(archive)[1:] == [f"-XX:DumpLoadedClassList={record}"]
@@ -251,7 +252,7 @@ def test_the_archives_name_identifies_its_contents(archiver: Archiver) -> None:
 
 
 def test_the_archive_is_made_once_and_then_used(archiver: Archiver) -> None:
-    """Of the lines that Java has finished, also where several make it."""
+    """From Java's complete lines, also where several processes make it."""
     three = [archiver.recorded() for _ in range(3)]
     at_once([archive.make for archive in three])
     assert archiver.runs.read_text() == "run\n"
@@ -329,7 +330,7 @@ def test_the_archive_is_made_in_the_background(archiver: Archiver) -> None:
 def test_the_archive_options_of_spark(
     archiver: Archiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of the user come last; where Spark's home is another each time there are none."""
+    """The user's own come last; there are none where Spark's home changes each time."""
     (tmp_path / "jars").mkdir()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     extra = {"spark.driver.extraJavaOptions": "-Dlast=1"}
@@ -364,13 +365,13 @@ def shorten(record: Path) -> None:
 
 
 def maps(pid: int | None, archive: JavaArchive) -> bool:
-    """Whether a Java process has it."""
+    """Whether a Java process maps it."""
     return str(archive.path) in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.job
 def test_kafka_maps_the_archive_and_a_bad_one_does_no_harm(with_jars: Path, tmp_path: Path) -> None:
-    """The classes are those of a Kafka that only says its version."""
+    """The classes are those of a Kafka that only prints its version."""
     kafka = EmbeddedKafka(tmp_path / "kafka")
     java, jars = java_executable(), ensure_jars().broker
     recording = JavaArchive("kafka", tmp_path / "kafka.classes")
@@ -396,4 +397,4 @@ def test_kafka_maps_the_archive_and_a_bad_one_does_no_harm(with_jars: Path, tmp_
     path.write_bytes(damaged + good[middle + 64 :])
     bad = kafka.archive.options(java, jars)
     assert f"-XX:SharedArchiveFile={path}" in bad
-    assert "shared" not in run(bad).lower(), "it is not a word of Java's"
+    assert "shared" not in run(bad).lower(), "the text is not Java's"

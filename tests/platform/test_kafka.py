@@ -1,6 +1,6 @@
-"""The embedded broker on the real thing: what survives, what is refused, and with which words.
-Kafka's settings, said once: what the file may say, and that every client takes it. And which topics
-there are, told by a broker that has just made them."""
+"""The embedded broker with a real Kafka: crashes, refusals, and their messages. Kafka's settings:
+the allowed contents of the file, and their use by every client. And topics reported by a broker
+that has just created them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ job = pytest.mark.job
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A broker of this file's own, which tests may stop and kill: a start takes seconds, so they
-    share it in their order. The thread that started it has ended."""
+    """A broker of this file's own, which tests may stop and kill. They share it, in their order,
+    because a start takes seconds. The thread that started it has ended."""
     broker = EmbeddedKafka(tmp_path_factory.mktemp("embedded") / "home")
     thread = threading.Thread(target=broker.start)
     thread.start()
@@ -59,7 +59,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
 
 
 def keep(broker: EmbeddedKafka, topic: str, value: bytes) -> None:
-    """Makes a topic, and writes to it."""
+    """Create a topic, and write to it."""
     with closing(KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)) as admin:
         admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
@@ -80,11 +80,11 @@ def read(broker: EmbeddedKafka, topic: str) -> bytes:
 
 @job
 def test_a_running_kafka(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shares this session, but not what Ctrl-C reaches; it listens on this machine only; and its
-    home has one user."""
+    """It shares this session, but not Ctrl-C; it listens on this machine only; and its home has one
+    user."""
     properties = kafka.home / "server.properties"
     (process,) = [c for c in psutil.Process().children() if str(properties) in c.cmdline()]
-    assert os.getsid(process.pid) == os.getsid(0)  # Linux shares out time among sessions
+    assert os.getsid(process.pid) == os.getsid(0)  # Linux distributes CPU time among sessions
     assert os.getpgid(process.pid) != os.getpgid(0)
     listeners = [line for line in properties.read_text().splitlines() if "listeners=" in line]
     assert listeners
@@ -115,8 +115,8 @@ def test_kafka_dies_with_its_parent(tmp_path: Path) -> None:
 
 @job
 def test_a_crash_keeps_data_and_port(broker: EmbeddedKafka) -> None:
-    """Also for another object that finds the home. It outlived the thread that started it. (That it
-    is started again: `tests/client/test_transports.py`.)"""
+    """Also for another object that finds the home. It outlived the thread that started it.
+    (Restarts: `tests/client/test_transports.py`.)"""
     assert broker.running
     keep(broker, "kept", b"1")
     servers = broker.bootstrap_servers
@@ -132,8 +132,8 @@ def test_a_crash_keeps_data_and_port(broker: EmbeddedKafka) -> None:
 @job
 @pytest.mark.parametrize("said", ["heap", "node"])
 def test_a_failed_start_quotes_java(broker: EmbeddedKafka, said: str) -> None:
-    """Of too small a heap, and of a home whose data are another node's. From here on nothing runs
-    on this home."""
+    """With too small a heap, and with a home whose data are another node's. From here on nothing
+    runs on this home."""
     broker.stop()
     heap = {"heap": "1k"} if said == "heap" else {}
     if said == "node":
@@ -152,7 +152,8 @@ def test_an_unwritable_home_of_kafka() -> None:
 def test_a_process_that_cannot_be_started_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Such as without memory for a fork. The watch that starts a dead Kafka again then goes on."""
+    """For example without memory for a fork. The watch that restarts a dead Kafka then
+    continues."""
     monkeypatch.setattr(kafka_broker, "java_executable", lambda: Path("java"))
     monkeypatch.setattr(kafka_broker, "ensure_jars", lambda _: Jars([], []))
     full = OSError(errno.ENOMEM, "Cannot allocate memory")
@@ -244,7 +245,7 @@ def test_credentials_of_another_kafka_are_in_a_file_of_its_name(tmp_path: Path) 
 
 
 def test_a_topic_just_created_counts_before_kafka_describes_it() -> None:
-    """A receipt for a topic that seems not to be there would go to `<vpn>.rejected`, for ever."""
+    """A receipt for a topic that seems to be missing would go to `<vpn>.rejected`, for ever."""
     described = [
         {"name": "old", "partitions": [0, 1, 2]},
         {"name": "default.receipts", "partitions": []},
@@ -257,7 +258,7 @@ def test_a_topic_just_created_counts_before_kafka_describes_it() -> None:
 
 
 class Admin:
-    """Kafka's administrator: topics, and what they are set to."""
+    """Kafka's administrator: topics, and their settings."""
 
     def __init__(self, **topics: dict[str, str]) -> None:
         self.topics = topics
@@ -282,12 +283,12 @@ class Admin:
 
 @pytest.fixture
 def use(monkeypatch: pytest.MonkeyPatch) -> Callable[[Admin], None]:
-    """Makes this the administrator."""
+    """Use this administrator."""
     return lambda admin: monkeypatch.setattr(kafka_python, "KafkaAdminClient", lambda **_: admin)
 
 
 class Late(Admin):
-    """Lists the publish topic at the fourth look, and has it all the time."""
+    """Lists the publish topic from the fourth request on, and has it all the time."""
 
     def __init__(self, **topics: dict[str, str]) -> None:
         super().__init__(**topics)
@@ -315,7 +316,7 @@ class Late(Admin):
 def test_X4_a_topic_listed_late_has_its_size_and_kafkas_time(
     use: Callable[[Admin], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else a home that grows would be told that its topics have too many partitions."""
+    """Otherwise a growing home would get the error that its topics have too many partitions."""
     use(admin := Late(**{"v.publish": {}, "v.commands": {}}))
     sizes = topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=1)
     grown = {"v.publish": 16, "v.commands": 2}
@@ -356,7 +357,7 @@ class Sized(Admin):
 def test_M4_surplus_partitions_are_refused(
     use: Callable[[Admin], None], size: int, before: int, fits: bool
 ) -> None:
-    """Two brokers have eight each; with fewer before, nobody read more than theirs."""
+    """Two brokers have eight each; before they were refused, some were read by nobody."""
     use(Sized(size))
     if fits:
         found = topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=before)
@@ -369,7 +370,7 @@ def test_M4_surplus_partitions_are_refused(
 def test_X4_messages_have_kafkas_time_in_new_and_old_topics(
     use: Callable[[Admin], None],
 ) -> None:
-    """Also in those that an operator made; what producers write plainly keeps its own."""
+    """Also in topics created by an operator; plain records keep their own."""
     use(admin := Admin(**{"old.publish": {"retention.ms": "1"}, "old.commands": {}, "orders": {}}))
     topics_admin.ensure_topics("k:1", ["old", "new"], ["orders"], ["broker-0"])
     times = {name: found.get("message.timestamp.type") for name, found in admin.topics.items()}

@@ -1,4 +1,4 @@
-"""The metrics: what they say of queues, queries and messages, and how many there are."""
+"""The metrics of queues, queries and messages: their values, and their number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 
 class Engine:
-    """An engine in memory with some queues, and the metrics of it."""
+    """An engine in memory with some queues, and its metrics."""
 
     def __init__(self, *queues: dict[str, Any], most: int = 50) -> None:
         self.url = f"memory://metrics-{next(_names)}"
@@ -53,7 +53,7 @@ class Engine:
             self.producer.send(queue, b"{}", **options)
 
     def look(self) -> None:
-        """What the engine's watch does, and what it hears of the journal."""
+        """What the engine's watch does: inspect, and read the journal."""
         rows = self.connection.engine.journal()
         for row in rows[self._heard :]:
             row = row | {"message_id": int(row["message_id"] or 0) or None, "until": None}
@@ -66,7 +66,7 @@ class Engine:
         return value(self.metrics, name, queue=queue, **VPN, **labels)
 
     def check(self, queue: str, /, **wanted: Any) -> None:
-        """The metrics of a queue are these."""
+        """The metrics of a queue have these values."""
         assert {name: self.value(f"queue_{name}", queue) for name in wanted} == wanted
 
 
@@ -149,7 +149,7 @@ def rows(event: str, ids: range, time_ms: int, queue: str = "orders") -> pa.Tabl
 
 
 def test_times_of_many_messages_are_sampled() -> None:
-    """The number is right within the sample's error, and what is followed is bounded."""
+    """The count is right within the sample's error, and memory is bounded."""
     metrics, total = Metrics(), 40_000
     for start in range(1, total, 1_000):
         metrics.times.journal(BROKER, rows("spooled", range(start, start + 1_000), 1_000))
@@ -165,7 +165,7 @@ def test_times_of_many_messages_are_sampled() -> None:
 
 
 def test_the_memory_is_bounded_whatever_the_number_of_queues() -> None:
-    """Also while nobody has asked for the metrics."""
+    """Also while nobody scrapes."""
     metrics = Metrics()
     for n in range(QUEUES_MAX + 20):
         for event, time_ms in (("spooled", 1_000), ("delivered", 2_000), ("acknowledged", 3_000)):
@@ -189,7 +189,7 @@ def test_a_limited_number_of_queues_have_their_own_series() -> None:
 
 
 def test_a_counter_of_the_others_never_falls() -> None:
-    """Also when one of them gets series of its own, or is deleted."""
+    """Also when one of them gets its own series, or is deleted."""
     engine = Engine(*({"name": f"q{n}"} for n in range(4)), most=1)
 
     def spooled(*queues: str) -> list[float | None]:
@@ -261,12 +261,12 @@ def test_exactly_the_documented_metrics_are_served(engine: Engine) -> None:
     assert value(metrics, "vpn_refused_messages_total", **refused) == 1
 
 
-# ------------------------------------------------------------ who asks, and when
+# ------------------------------------------------------------ scrapes and inspections
 
 
 @pytest.fixture
 def watched() -> Iterator[Any]:
-    """Makes watches that look every 10 ms; their threads end in time."""
+    """Watches that inspect every 10 ms; their threads end in time."""
     watches: list[QueueWatch] = []
 
     def watch(metrics: Metrics, connect: Any) -> QueueWatch:
@@ -296,10 +296,10 @@ def test_the_engine_is_inspected_only_while_metrics_are_scraped(
     engine.send("orders", 2)
     time.sleep(0.05)
     assert not asked
-    engine.check("orders", depth=2)  # the first scrape waits for the first look
+    engine.check("orders", depth=2)  # the first scrape waits for the first inspection
     engine.send("orders")
     wait_for(lambda: engine.value("queue_depth") == 3)
-    assert asked == ["default"]  # one connection for all looks
+    assert asked == ["default"]  # one connection for all inspections
 
 
 @pytest.mark.parametrize(("look_s", "rest_s"), [(0.01, 5.0), (0.2, 10.0), (60.0, 300.0)])
@@ -314,7 +314,7 @@ def test_inspections_take_at_most_a_fiftieth_of_the_time(
 
 
 def test_inspections_continue_after_an_unexpected_error(watched: Any, engine: Engine) -> None:
-    """A client may write anything into the directory, where the brokers are."""
+    """A client may write anything into the directory, which lists the brokers."""
     connections = iter([Mock(brokers=Mock(side_effect=KeyError("number")))])
     watch = watched(engine.metrics, lambda vpn: next(connections, None) or connect(engine, vpn))
     engine.send("orders", 2)
@@ -329,7 +329,7 @@ def connect(engine: Engine, vpn: str) -> Any:
 def test_a_scrape_after_a_pause_gets_fresh_figures(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While nobody reads, it does not look."""
+    """Without scrapes there are no inspections."""
     looks: list[Look] = []
     watch = QueueWatch("", [], Mock(seen=looks.append), every_s=0.01)
     monkeypatch.setattr(watch, "_look", lambda _: (time.sleep(0.1), Look())[1])
@@ -355,7 +355,7 @@ def test_the_list_of_brokers_is_read_once_a_minute(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_broker_is_inspected(watched: Any) -> None:
-    """With series of its own, also where a queue has the same name."""
+    """With its own series, also where queues have the same name."""
     url = f"memory://metrics-{next(_names)}"
     queue = QUEUE | {"name": "orders", "type": "Queue", "max_spool_usage": 10}
     config = {"brokers": ["b-0", "b-1"], "queues": [queue]}
@@ -391,7 +391,7 @@ def test_an_engine_that_does_not_answer_is_asked_again(engine: Engine, watched: 
 
 
 def test_a_silent_broker_or_vpn_does_not_affect_other_figures() -> None:
-    """And who needs the oldest message of all is told that one is missing."""
+    """A caller that needs the oldest message of all learns that one broker is missing."""
     url = f"memory://metrics-{next(_names)}"
     queue = QUEUE | {"name": "orders", "type": "Queue"}
     config = {
@@ -439,7 +439,7 @@ def test_a_silent_broker_or_vpn_does_not_affect_other_figures() -> None:
     fails.clear()
     assert look() == everywhere
     assert len(watch.look().queues) == 6
-    assert counted() == before, "nothing was counted twice"
+    assert counted() == before, "a message was counted twice"
     fails |= {(vpn, number) for vpn in ("default", "other") for number in range(3)}
     with pytest.raises(lakequeue.Timeout, match="busy"):
         look()
@@ -468,7 +468,9 @@ def test_h2_metrics_name_the_endpoint_that_blocks_a_bridge(engine: Engine) -> No
         assert value(engine.metrics, f"bridge_{name}", **labels) == wanted, name
     named = {f.name: f.samples for f in bridge_families(seen[1:])}
     assert [s.value for s in named["lakequeue_bridge_taken_messages"]] == [1]
-    assert named["lakequeue_bridge_waiting"] == []  # an end where nothing waits has no such figure
+    assert (
+        named["lakequeue_bridge_waiting"] == []
+    )  # an end without waiting messages has no such figure
 
 
 def test_a_stopped_engine_frees_the_metrics_port() -> None:

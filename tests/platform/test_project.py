@@ -1,12 +1,12 @@
-"""What the project keeps to: every package that is shipped is pinned with hashes, the wheel holds
-all and runs without a checkout, and the source says why where it does what it else does not:
-imports stand at the top of a file, the table has every module that a function imports instead; no
-two modules and no two classes are called the same; a handler that catches every exception hides
-bugs unless it says why it must, at its line. Who may import whom: `.importlinter`.
+"""Rules of the project: every shipped package is pinned with hashes; the wheel is complete and
+works without a checkout; imports are at the top of a file, and a table has the modules that
+functions import, each with its reason; names of modules and classes are unique; a handler that
+catches every exception gives its reason at its line. Import rules: `.importlinter`.
 
-The wheel is installed into a virtual environment of its own; the dependencies are those of the
-environment that runs the tests, by a path file, so that nothing is fetched. Editable installs do
-not come with a path file, so `lakequeue` there is the wheel's. About 10 s."""
+The wheel is installed into a virtual environment of its own; the dependencies come from the
+environment that runs the tests, through a path file, so nothing is fetched. Editable installs do
+not come with a path file, so `lakequeue` there is the wheel's. About 10 s.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_makefile_locks_the_shipped_packages() -> None:
 
 
 def test_an_audit_without_an_answer_fails() -> None:
-    """A package index that does not have the list of vulnerabilities is no clean bill of health."""
+    """A package index without the list of vulnerabilities does not prove that there are none."""
     (line,) = (x for x in MAKEFILE.splitlines() if "/pip-audit " in x)
     assert "--strict" in line
     assert "--require-hashes" in line
@@ -93,7 +93,7 @@ print(lakequeue.__file__)
 
 
 def run(*command: str | Path, cwd: Path) -> str:
-    """What a command prints; its exit status is 0."""
+    """The output of a command, whose exit status is 0."""
     done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -111,7 +111,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the commands of an environment that has the wheel."""
+    """The commands' folder in an environment with the wheel."""
     home = tmp_path_factory.mktemp("fresh")
     run(sys.executable, "-m", "venv", "--without-pip", home, cwd=home)
     python = home / "bin" / "python"
@@ -144,7 +144,7 @@ def test_the_wheel_has_every_room_and_nothing_else(wheel: Path) -> None:
 
 
 def test_every_folder_of_code_is_a_room() -> None:
-    """A room that pyproject.toml, the Makefile or the Dockerfile forgets is missing elsewhere."""
+    """A room missing in pyproject.toml, the Makefile or the Dockerfile is missing for users."""
     rooms = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert rooms == {room for room in ROOMS if "." not in room} - {""}
     parts = {f.parent.relative_to(ROOT).as_posix() for room in rooms
@@ -158,7 +158,7 @@ def test_every_folder_of_code_is_a_room() -> None:
 
 
 def test_no_page_installs_the_package_from_an_index() -> None:
-    """There is none that has it; whatever has its name there would be somebody else's."""
+    """No index has it: a package of its name there would be somebody else's."""
     files = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     files += [file for room in ROOMS for file in (ROOT / room).glob("*.py")]
     told = [file for file in files if re.search(r"pip install '?lakequeue", file.read_text())]
@@ -176,7 +176,7 @@ def test_a_round_trip_on_memory(installed: Path, tmp_path: Path) -> None:
 
 
 def test_the_wheel_has_the_benchmarks(installed: Path, tmp_path: Path) -> None:
-    """`bench` is part of the wheel: it measures the machine that the wheel is installed on."""
+    """`bench` is part of the wheel: it measures the machine where the wheel is installed."""
     said = run(installed / "lakequeue", "bench", "core", "--messages", "2000", cwd=tmp_path)
     assert "µs" in said
 
@@ -195,7 +195,7 @@ DAEMON = "the daemon imports what workers need when it starts, not when it is im
 START = "Spark asks this module for its state variables while the query waits"
 PLUGIN = "every run of pytest loads the plugin, most use no queue"
 
-# A room or file and a module, with all that is in them: why a function imports it.
+# A room or file and a module, with its submodules: why a function imports it.
 IN_FUNCTIONS = {
     ("bench", "lakequeue.streaming"): PYSPARK,
     ("bench", "pandas"): PYSPARK,
@@ -233,13 +233,13 @@ IN_FUNCTIONS = {
 
 @cache
 def modules() -> dict[Path, ast.Module]:
-    """The modules of all rooms, parsed."""
+    """The parsed modules of all rooms."""
     files = [file for room in spark.ROOMS for file in sorted((ROOT / room).rglob("*.py"))]
     return {file: ast.parse(file.read_text()) for file in files}
 
 
 def named() -> list[Path]:
-    """Without those that Python itself names (`__init__`)."""
+    """Without Python's own names (`__init__`)."""
     return [file for file in modules() if not file.stem.startswith("__")]
 
 
@@ -295,14 +295,14 @@ say("client")
 
 
 def test_the_command_line_and_a_client_import_little() -> None:
-    """What takes its time to load is loaded by who needs it."""
+    """Slow modules are loaded only where they are needed."""
     ran = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, check=True)
     assert "Usage: " in ran.stdout
     assert ran.stdout.splitlines()[-3:] == ["help", "commands", "client"]
 
 
 def more_than_once(names: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
-    """What stands in several places, and where."""
+    """Names that occur in several places, and the places."""
     places: dict[str, list[str]] = defaultdict(list)
     for name, path in names:
         places[name].append(str(path.relative_to(ROOT)))
@@ -347,8 +347,8 @@ OF_THREADS = vars(threading.Thread()).keys() | set(dir(threading.Thread))
 
 
 def hidden_of_threads(tree: ast.Module) -> Iterator[str]:
-    """What classes of threads set that threads are made of: with a `_bootstrap` of its own none
-    can start."""
+    """Attributes of Thread that our thread classes replace: with a `_bootstrap` of its own no
+    thread can start."""
     for kind in ast.walk(tree):
         if isinstance(kind, ast.ClassDef) and THREADS & {ast.unparse(one) for one in kind.bases}:
             stored = (node for node in ast.walk(kind) if isinstance(node, ast.Attribute)

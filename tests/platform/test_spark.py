@@ -1,6 +1,6 @@
-"""Spark's settings and processes: the zip that a cluster's executors import the package from, the
-log of its Java, which yields to the only broker and is cut off if it does not end, the daemon that
-forks workers, and what an operator is told of an error that went through Java and Python."""
+"""Spark's settings and processes: the zip from which executors import the package, Java's log and
+end, the priority of its threads, the daemon that forks workers, and errors that went through Java
+and Python, as an operator sees them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from pyspark import SparkContext
 def python(
     code: str, *arguments: object, status: int = 0, cwd: Path | None = None, **environment: str
 ) -> str:
-    """What a program prints; status: how it ends, and if not well, what it complains of."""
+    """A program's output; status: its exit status; if it failed, its errors."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True,
         timeout=60, cwd=cwd, env=os.environ | environment,
@@ -74,7 +74,7 @@ def test_extra_settings_win() -> None:
 
 
 def test_the_users_java_options_follow_ours() -> None:
-    """Java takes the last of two that contradict each other; the log's configuration stays."""
+    """Of two contradicting options Java uses the last; the log's configuration stays."""
     extra = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"}
     settings = spark_settings(master="local[2]", jars=[], extra=extra)
     *ours, last = settings["spark.driver.extraJavaOptions"].split()
@@ -84,8 +84,8 @@ def test_the_users_java_options_follow_ours() -> None:
 
 
 def test_the_users_class_path_follows_our_jars() -> None:
-    """Java's archive has only classes of the class path, and fits that alone: a home on an object
-    store has the same one. A cluster gets the jars sent."""
+    """Java's archive has only classes of the class path, and matches only that: a home on an object
+    store has the same one. A cluster gets the jars by file transfer."""
     jars = [Path("/c/delta.jar"), Path("/c/hadoop-bare-naked-local-fs-0.1.0.jar")]
     extra = {"spark.driver.extraClassPath": "/own.jar"}
     settings = spark_settings(master="local[2]", jars=jars, extra=extra)
@@ -117,7 +117,7 @@ def test_a_checkpoint_whose_path_spark_would_encode_twice_is_read_through_a_link
     (tmp_path / name).mkdir()
     place = readable(tmp_path / name)
     assert (place != str(tmp_path / name), Path(place).resolve()) == (is_linked, tmp_path / name)
-    assert place == readable(tmp_path / name), "one link for all looks"
+    assert place == readable(tmp_path / name), "one link for all checks"
     assert readable(folder("s3a://lake/a b")) == "s3a://lake/a b"
 
 
@@ -158,8 +158,8 @@ finally:
 
 
 def test_a_java_that_does_not_start_is_reported_with_its_reason(tmp_path: Path) -> None:
-    """Java names the wrong option first, and closes with two lines that help nobody. What others
-    print meanwhile does not go into its log."""
+    """Java names the wrong option first, and closes with two useless lines. Other programs' output
+    is not in its log."""
     java, log = tmp_path / "java" / "bin" / "java", tmp_path / "spark.log"
     java.parent.mkdir(parents=True)
     ends = "".join(f"echo '{line}'\n" for line in spark.JAVA_ENDS)
@@ -231,7 +231,7 @@ def test_queries_that_start_at_once_have_each_its_own_settings(tmp_path: Path) -
 
 
 def test_a_stopped_spark_has_no_executors() -> None:
-    """It has let go of Java. The thread that watches the brokers asks, and must not end of it."""
+    """It has released Java. The thread that watches the brokers asks, and must survive."""
     stopped = SimpleNamespace(sparkContext=SimpleNamespace(_jsc=None))
     assert executors(stopped) == []
 
@@ -240,7 +240,7 @@ NOISE = ("org.apache.hadoop.util.NativeCodeLoader", "org.apache.kafka.clients.Ne
 
 
 def said(log_format: str, file: Path) -> list[str]:
-    """What Java writes: warnings that nobody can act on, one that matters, and what is fine."""
+    """Java's output: warnings without a remedy, an important one, and ordinary lines."""
     settings = spark_settings(master=None, jars=[], log_level="WARN", log_format=log_format)
     java = settings["spark.driver.extraJavaOptions"].split()
     options = [word for word in java if word.startswith(("-D", "-XX:"))]
@@ -277,7 +277,7 @@ def test_javas_log_has_one_line_an_event_and_no_noise(log_format: str, tmp_path:
 
 
 def test_java_is_halted_after_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is asked nothing before, for it would not answer."""
+    """It gets no request before, because it would not answer."""
     gateway, at_exit = MagicMock(spec=["jvm"]), []
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
     monkeypatch.setattr(atexit, "register", lambda call, *given: at_exit.append((call, given)))
@@ -318,7 +318,7 @@ ends.set()
 
 
 def _said(alone: bool, later: int) -> list[list[int]]:
-    """What the worker and Java print. later: how much Java was lowered before."""
+    """The output of the worker and of Java. later: how much Java's priority was lowered before."""
     daemon = _DAEMON.format(worker=_WORKER.format(alone=alone))
     java = _JAVA.format(daemon=daemon, later=later)
     return [[int(word) for word in line.split()] for line in python(java).splitlines()]
@@ -331,7 +331,7 @@ def test_javas_threads_yield_once_to_a_single_broker() -> None:
 
 
 def test_several_brokers_have_the_same_priority() -> None:
-    """One that was alone gets the priority that Java has, as a new one has it from Java."""
+    """A broker that was alone gets the priority that Java has, as a new one inherits it."""
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     assert _said(False, 0) == [[0, 0, ours], [ours, ours]]
     first, again, then = _said(False, 3)[0]
@@ -362,7 +362,7 @@ print("done")
 
 
 def test_libraries_work_in_workers_forked_after_the_imports() -> None:
-    """Threads of libraries are not forked: numpy's, Arrow's and Kafka's must begin theirs anew."""
+    """Threads of libraries are not forked: numpy, Arrow and Kafka must start theirs anew."""
     assert python(FORKS) == "done\n"
 
 
@@ -387,7 +387,7 @@ print(kept_mb, (psutil.Process().memory_info().rss - before) // 1_000_000)
 
 
 def test_freed_memory_is_reused_and_then_returned() -> None:
-    """Not at once, for it costs to get it anew; once a minute."""
+    """Once a minute, because getting it anew costs time."""
     kept, stays = map(int, python(LETS_GO).split())
     assert kept >= 80, f"{kept} MB are kept"
     assert stays < 20, f"{stays} MB stay"
@@ -445,7 +445,7 @@ py4j.protocol.Py4JJavaError: {SPARKS}
 
 
 class Captured(Exception):
-    """As PySpark keeps the exception that another came from."""
+    """An exception and its cause, as PySpark keeps them."""
 
     def __init__(self, text: str, cause: Exception | None = None) -> None:
         super().__init__(text)

@@ -1,4 +1,4 @@
-"""A broker that takes no step any more is noticed from outside."""
+"""The step watch notices from outside that a broker no longer takes steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ACTIVE = SimpleNamespace(isActive=True)
 
 
 class World:
-    """A watch of one broker, by a clock that is turned by hand."""
+    """A watch of one broker, with a clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -63,7 +63,7 @@ class World:
         self.stuck.append(self.now)
 
     def nearly(self) -> None:
-        """Most of the time after which it is stuck."""
+        """Most of the time until it counts as stuck."""
         self.go_on(STUCK_S - 2 * LOOK_S)
 
     def go_on(self, seconds: float) -> None:
@@ -80,7 +80,7 @@ def world() -> World:
 
 @pytest.fixture
 def hanging() -> World:
-    """One whose broker takes no step."""
+    """A watch whose broker takes no step."""
     world = World()
     world.works = False
     return world
@@ -110,7 +110,7 @@ def test_a_broker_with_input_and_no_step_is_stuck(
 def test_the_step_watch_survives_java(
     world: World, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which dies, and says no more which queries run; the next one does."""
+    """Java dies and reports no running queries; its successor does."""
     monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
     asked: list[bool] = []
 
@@ -140,7 +140,7 @@ def test_a_broker_without_its_topic_is_restarted_alone() -> None:
     }
     watch = StepWatch("nowhere", brokers, tell, lambda broker, _: stuck.append(broker.name), list)
 
-    for n in range(40):  # somebody else tells them something, and they take no step
+    for n in range(40):  # others send to them, and they take no step
         ends = {topic: n if topic.endswith("instructions") else 10 for topic in TOPICS}
         with contextlib.suppress(NotConnected):
             watch.look(1_000.0 + n * LOOK_S, lambda places, e=ends: {p: e[p[0]] for p in places})
@@ -171,7 +171,7 @@ def test_a_suspended_machine_makes_no_broker_stuck(hanging: World) -> None:
 
 
 def test_a_broker_restarted_elsewhere_gets_its_whole_time(hanging: World) -> None:
-    """Its executor was given up after most of it, or was told to leave."""
+    """Its executor was lost after most of that time, or was told to leave."""
     hanging.nearly()
     hanging.executors = ["one"]
     hanging.nearly()
@@ -183,7 +183,7 @@ def test_a_broker_restarted_elsewhere_gets_its_whole_time(hanging: World) -> Non
 
 
 def test_M4_a_broker_restarted_after_a_pause_gets_its_whole_time(hanging: World) -> None:
-    """The home rested for a change of brokers, and then all queries began anew."""
+    """The home paused for a change of brokers, and then all queries started anew."""
     hanging.nearly()
     hanging.broker.resting = True
     hanging.go_on(2 * STUCK_S)
@@ -204,7 +204,7 @@ def test_a_starting_broker_is_left_alone(hanging: World) -> None:
 def test_the_step_watch_continues_whatever_java_answers_at_its_end(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Otherwise no broker that hangs would be noticed any more."""
+    """Otherwise no hanging broker would be noticed any more."""
     monkeypatch.setattr(step_watch, "LOOK_S", 0.01)
     monkeypatch.setattr(step_watch, "TopicsNow", lambda kafka: Mock())
     gone = AttributeError("'NoneType' object has no attribute 'isActive'")
@@ -244,7 +244,7 @@ dump.stop()
 
 
 def test_a_hanging_step_leaves_its_stack_traces(tmp_path: os.PathLike[str]) -> None:
-    """Though another thread has Python's own lock."""
+    """Although another thread has Python's own lock."""
     command = [sys.executable, "-c", HANGS]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0

@@ -1,4 +1,4 @@
-"""How often something is started again, and what is said of records that are lost."""
+"""The limits of restarts, and the reports of lost records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from py4j.protocol import Py4JError
 def test_five_restarts_in_five_minutes_are_too_many(
     monkeypatch: pytest.MonkeyPatch, times: int, apart_s: float
 ) -> None:
-    """What ended long ago does not count."""
+    """Earlier ends do not count."""
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
     now = 0.0
     monkeypatch.setattr(supervision.time, "monotonic", lambda: now)
@@ -56,7 +56,7 @@ def failed(engine: Engine, reason: str = "a batch could not be committed") -> No
 
 
 def look(engine: Engine) -> None:
-    """As often as would be too many restarts."""
+    """Check until there would be too many restarts."""
     for _ in range(2 * RESTARTS_MAX):
         engine.watch.look_after()
 
@@ -66,7 +66,7 @@ Supervised = tuple[Engine, list[bool]]
 
 @pytest.fixture
 def supervised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Supervised:
-    """An engine whose Kafka answers and whose pauses are over at once; its queries' starts."""
+    """An engine whose Kafka answers and whose pauses end at once; returns its queries' starts."""
     monkeypatch.setattr(supervision, "PAUSE_S_MAX", 0.0)
     monkeypatch.setattr(engine_watch, "require_broker", lambda bootstrap: None)
     engine, started = Engine("127.0.0.1:1", tmp_path, Configuration()), list[bool]()
@@ -89,7 +89,7 @@ def test_a_temporary_cause_does_not_end_a_start(supervised: Supervised) -> None:
 def test_a_broker_that_hung_may_end_for_another_reason_later(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each end is told with its own cause, also before the broker answers again."""
+    """Each end is reported with its own cause, also before the broker answers again."""
     engine, _ = supervised
     broker = engine.brokers["broker-0"]
     monkeypatch.setattr(engine.application, "start_query", lambda _: broker.begin())
@@ -115,7 +115,7 @@ LATE = (
 def test_late_workers_never_end_the_engine(
     supervised: Supervised, caplog: pytest.LogCaptureFixture, why: str
 ) -> None:
-    """The machine is busy: giving up would not help it. Other ends count as ever, and a pause
+    """The machine is busy, and giving up would not help. Other ends count as usual, and a pause
     follows each."""
     engine, started = supervised
     failed(engine, why)
@@ -131,10 +131,10 @@ def test_late_workers_never_end_the_engine(
 def test_S1_steps_that_reject_records_never_end_the_engine(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next start takes the step without what failed: at once, while starting too, and however
-    many bad records there are."""
+    """The next start takes the step without the failing record: at once, also while starting, and
+    whatever the number of bad records."""
     engine, started = supervised
-    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 100.0)  # nobody pauses
+    monkeypatch.setattr(supervision, "PAUSE_S_MAX", 100.0)  # no pauses
     for looks in [engine.watch.restart_if_passing, engine.watch.look_after] * RESTARTS_MAX:
         failed(engine, "lakequeue.replica.driver.StepPutAside: a step failed at ('x', 0, 1): no")
         looks()
@@ -144,7 +144,7 @@ def test_S1_steps_that_reject_records_never_end_the_engine(
 def test_an_unreachable_kafka_does_not_end_the_supervisor(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A topic came to exist and Kafka does not answer: it is tried again, and not forgotten."""
+    """A topic was created and Kafka does not answer: the change is repeated, not forgotten."""
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open()
     engine.captured.watch()
@@ -158,7 +158,7 @@ def test_an_unreachable_kafka_does_not_end_the_supervisor(
 def test_queries_wait_for_kafka_and_disk(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Kafka and a disk that takes files, however often it is looked: one sentence each."""
+    """Kafka and a writable disk, checked again and again: one log line each."""
     engine, started = supervised
     monkeypatch.setattr(engine_watch, "require_broker", require_broker)
     failed(engine)
@@ -180,7 +180,7 @@ def test_queries_wait_for_kafka_and_disk(
 
 
 def test_a_vanished_checkpoint_is_not_recreated(tmp_path: Path, live: Any) -> None:
-    """As when a volume is unmounted: Spark would begin with an empty one, in silence."""
+    """As after an unmount: Spark would silently start with an empty one."""
     live(tmp_path, checkpoint="broker-0")
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     engine._folder.open(engine.trigger)
@@ -196,7 +196,7 @@ def test_a_vanished_checkpoint_is_not_recreated(tmp_path: Path, live: Any) -> No
 def test_queries_wait_for_an_unreachable_store(
     supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody can say whether the checkpoint is there: then Spark does not begin one anew."""
+    """Nobody knows whether the checkpoint is there: Spark must not create one."""
     engine, started = supervised
     silent = Mock(side_effect=OSError("connection refused"))
     monkeypatch.setattr(engine._folder, "problem", silent)
@@ -254,7 +254,7 @@ def test_a_complete_batch_reports_no_loss() -> None:
 
 
 def test_only_records_before_kafkas_first_offset_are_lost() -> None:
-    """Markers of transactions take offsets too; they are there."""
+    """Transaction markers take offsets too, and are no loss."""
     progress = {"sources": [source({"t": {"0": 5, "1": 0}}, {"t": {"0": 9, "1": 8}}, 3)]}
     spans = missing(progress)
     assert spans == {("t", 0): (5, 9), ("t", 1): (0, 8)}
@@ -278,7 +278,7 @@ def test_a_loss_is_reported_and_counted(
 def test_a_call_that_java_did_not_receive_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A connection that was cut is no failure of the engine; one that stays cut is."""
+    """A lost connection is no failure of the engine unless it stays lost."""
     monkeypatch.setattr(engine_watch, "LOOK_S", 0.0)
     engine = Engine("127.0.0.1:1", tmp_path, Configuration())
     cut = Py4JError("An error occurred while calling o1.isActive")

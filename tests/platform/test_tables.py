@@ -1,5 +1,5 @@
-"""Delta's tables: what is said of one that lacks something, and how it goes on (R1); queries that
-fail, while the brokers go on; how far they are, for `durability: delta`; and their upkeep."""
+"""Delta's tables: damaged ones are reported and repaired (R1); brokers continue while queries of
+tables fail; the progress of tables, for `durability: delta`; and their upkeep."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ VERSIONS = 6
 
 
 def offsets(table: Path) -> list[int]:
-    """What Delta's own library reads."""
+    """The rows that Delta's own library reads."""
     return sorted(deltalake.DeltaTable(table).to_pyarrow_table()["offset"].to_pylist())
 
 
 @pytest.fixture
 def tables(tmp_path: Path) -> Path:
-    """A table of six versions, each with a file of one row; as Delta writes it."""
+    """A table of six versions, each with a file of one row, as Delta writes it."""
     for n in range(VERSIONS):
         rows = pa.table({"offset": [n], "date": ["2026-11-26"]})
         deltalake.write_deltalake(tmp_path / "messages", rows, mode="append", partition_by=["date"])
@@ -80,7 +80,7 @@ def look(tables: Path) -> Any:
 
 
 def mended(tables: Path, *wanted: int) -> str:
-    """What is said when it is mended; wanted: the rows that are left. It is whole then."""
+    """The report of a repair; wanted: the remaining rows. The table is whole then."""
     (said,) = mend(tables)
     assert offsets(tables / "messages") == [*wanted]
     assert damage(tables) == ""
@@ -94,7 +94,7 @@ def cut_off(file: Path, left: int = 10) -> Path:
 
 @pytest.fixture
 def checkpoint(tables: Path) -> Path:
-    """Delta's own, of all versions."""
+    """Delta's own checkpoint, of all versions."""
     deltalake.DeltaTable(tables / "messages").create_checkpoint()
     (file,) = log(tables).glob("*.checkpoint.parquet")
     return file
@@ -129,7 +129,7 @@ def test_R1_a_missing_file_is_named_and_removed_from_the_table(tables: Path) -> 
     assert "table 'messages': date=2026-11-26/" in damage(tables)
     assert damage(tables).endswith("run `lakequeue tables --repair`")
     assert "continues without 2 of its files (2 rows)" in mended(tables, 0, 1, 3, 5)
-    assert [*(tables / ".aside").rglob(file.name)], "what was left of it is kept"
+    assert [*(tables / ".aside").rglob(file.name)], "its remains are kept"
 
 
 @pytest.mark.parametrize("left", [0, 300])
@@ -188,7 +188,7 @@ def test_R1_a_repair_removes_the_queries_checkpoints_too(tmp_path: Path, tables:
     kept = home / "tables-checkpoint" / "commits"
     kept.mkdir(parents=True)
     assert repair(home) == []
-    assert kept.exists(), "nothing was to be mended"
+    assert kept.exists(), "nothing was to be repaired"
     data_of(home / "tables", 1).unlink()
     engine = TablesLock(home / "tables")
     engine.take()
@@ -203,7 +203,7 @@ BROKEN = RuntimeError("the table cannot be made")
 
 
 class World:
-    """An application whose tables have a disk that may be full, and a clock."""
+    """An application with a disk for tables that may be full, and a clock."""
 
     tables_interval_s = 5
     history_interval_s = 0
@@ -300,7 +300,7 @@ def test_a_start_on_a_full_disk_continues_without_tables(
 
 
 def test_a_slow_start_of_tables_delays_no_broker(world: World) -> None:
-    """An object store that is slow."""
+    """For example a slow object store."""
     answers = threading.Event()
     world.watch._queries[TABLES_QUERY].start = lambda: (answers.wait(30), world.start_tables())[1]
     world.table_queries.clear()
@@ -336,7 +336,7 @@ def test_tables_are_restarted_at_once_after_spark(world: World) -> None:
 def test_the_end_of_an_outage_of_tables_is_reported_after_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A damaged table is mended while no engine runs."""
+    """A damaged table is repaired while no engine runs."""
     world = World(tmp_path, monkeypatch)
     world.broken = BROKEN
     world.watch.begin()
@@ -352,7 +352,7 @@ def test_the_end_of_an_outage_of_tables_is_reported_after_a_restart(
 
 
 class Hearing:
-    """Brokers, and what they are told."""
+    """Brokers, and the progress that they got."""
 
     def __init__(self, *numbers: int) -> None:
         self.away = False
@@ -367,7 +367,7 @@ class Hearing:
         self.heard.append((broker.number, msgspec.json.decode(value)))
 
     def batch(self, ends: dict[str, dict[str, int]], name: str = TABLES_QUERY) -> Any:
-        """What is heard of a batch that ended there: by broker."""
+        """The progress of a batch that ended there, by broker."""
         self.heard.clear()
         self.marks.batch({"name": name, "sources": [{"endOffset": ends}, {"endOffset": None}]})
         return {number: said["up_to"] for number, said in self.heard}
@@ -397,7 +397,7 @@ def test_progress_that_was_not_received_is_reported_again() -> None:
     assert hearing.batch(ends) == {}
     hearing.away = False
     assert hearing.batch(ends) == {0: {"default.publish/0": 7}}
-    hearing.marks.begin(hearing.brokers[0], True)  # it begins anew
+    hearing.marks.begin(hearing.brokers[0], True)  # it starts anew
     (_, said) = hearing.heard[-1]
     assert (said["command"], said["written"]) == ("tables", True)
     assert hearing.batch(ends) == {0: {"default.publish/0": 7}}
@@ -410,7 +410,7 @@ def care(tables: Path, metrics: Metrics | None = None, **look: Any) -> TableCare
 
 
 def test_no_rows_are_deleted_by_default() -> None:
-    """`conf/engine.conf` says what holds without it, and the page names each with its default."""
+    """`conf/engine.conf` lists the defaults, and so does the page."""
     for settings in (EngineSettings({}), EngineSettings(engine_conf())):
         assert rules_of(settings) == Rules(0.0, 48.0)
         assert upkeep_s(settings) == 86_400.0

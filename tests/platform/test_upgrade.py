@@ -1,6 +1,6 @@
-"""From this version to the next, and back: what carries over, and what refuses in a sentence and
-changes nothing. The next version is this one with a larger number (`docs/how-to/upgrade.md`). Its
-code is the step log's matter: `tests/replica/test_driver.py`."""
+"""Upgrades to the next version, and back: what is carried over, and what is refused with a sentence
+and changes nothing. The next version is this one with a larger number (`docs/how-to/upgrade.md`).
+The step log's version: `tests/replica/test_driver.py`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def home(tmp_path: Path, live: Any) -> Path:
 
 
 def about(home: Path, **facts: object) -> Any:
-    """The home's record, to which facts are written before."""
+    """The home's record, after some facts were written to it."""
     found = json.loads((home / ABOUT).read_text()) | facts
     (home / ABOUT).write_text(json.dumps(found))
     return found
@@ -53,7 +53,7 @@ def test_the_next_format_is_refused_and_can_be_rolled_back(
         with pytest.raises(LakequeueError, match=said):
             HomeFolder(home).open("real-time")
     assert contents(home) == before
-    HomeFolder(home).open("real-time")  # rolled back: it goes on
+    HomeFolder(home).open("real-time")  # rolled back: it continues
 
 
 def test_a_home_of_the_next_format_is_refused(home: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_step_of_the_next_format_is_refused() -> None:
 
 
 def test_tables_are_upgraded_and_never_downgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next version reads this one's and adds columns; then this one leaves them alone."""
+    """The next version reads this one's and adds columns; this one then leaves them alone."""
     now, later = {SCHEMA: str(SCHEMA_VERSION)}, {SCHEMA: str(SCHEMA_VERSION + 1)}
     assert refusal_of("journal", {SCHEMA: "3"}) == refusal_of("journal", now) == ""
     assert "schema version '1'" in refusal_of("journal", {})
@@ -112,7 +112,7 @@ def test_unknown_fields_of_a_newer_engine_are_ignored() -> None:
     "facts", [{"brokers": {"a": 0}}, {"removed": {"b": {"number": 1, "read": []}}}]
 )
 def test_a_home_changes_its_format_with_its_first_batch(home: Path, facts: dict[str, Any]) -> None:
-    """Until then the way back is open; after it an earlier version refuses the home."""
+    """Until then a rollback is possible; after it an earlier version refuses the home."""
     about(home, format=EARLIER_FORMAT, **facts)
     folder = HomeFolder(home)
     folder.open("real-time")
@@ -123,7 +123,7 @@ def test_a_home_changes_its_format_with_its_first_batch(home: Path, facts: dict[
 
 
 def test_a_home_of_the_earlier_core_with_several_brokers_is_refused(home: Path) -> None:
-    """With what to do, and nothing is changed: the way back is open."""
+    """The refusal has the remedy and changes nothing, so a rollback is possible."""
     about(home, format=EARLIER_FORMAT, brokers={"a": 0, "b": 1})
     before = contents(home)
     with pytest.raises(LakequeueError, match=r"has 2 brokers.*`lakequeue brokers --remove NAME`"):

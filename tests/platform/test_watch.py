@@ -1,6 +1,6 @@
-"""What the engine hears and says while it runs: alerts (S9, B4) and what became of single messages,
-from the journal that its steps write; what a step tells the driver; that it lives; and the threads
-that read a topic, on the Kafka that librdkafka plays for tests."""
+"""The engine's input and log while it runs: alerts (S9, B4) and the outcomes of single messages,
+from the journal; the reports of steps to the driver; heartbeats; and the threads that read a topic,
+on librdkafka's mock of Kafka."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def records(topic: str, start: int, *values: bytes, keys: list[bytes] | None = N
 
 @pytest.fixture
 def journals() -> list[WireRecord]:
-    """The journal of steps: definitions; 3 bytes; 9 bytes in all, at the queue's limit and near
-    the VPN's."""
+    """The journal of steps: definitions; 3 bytes; 9 bytes in all, at the queue's limit and near the
+    VPN's."""
     broker = Broker.load(DictStore(), Home("broker-0", 0), Limits())
     given = configure_commands(parse_configuration(CONFIG))
     told = [
@@ -98,7 +98,7 @@ def test_S9_each_alert_is_one_sentence(
         "full in 0.01 min at the current rate",
     ]
     read(reader, journals)
-    assert len(caplog.messages) == 2, "a record that was written twice is said once"
+    assert len(caplog.messages) == 2, "a record written twice is logged once"
 
 
 @pytest.mark.parametrize("headers", [[], [("lq-step", b"x")], [("lq-step", None)]])
@@ -142,7 +142,7 @@ def test_an_event_that_resembles_an_alert_is_none(event: str, reason: str) -> No
 
 
 class Lines:
-    """Event lines, and what they logged."""
+    """The event lines that were logged."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO)
@@ -178,7 +178,7 @@ def test_events_of_single_messages_are_logged_with_their_id(
     ]
     fields = log.said[0][1]
     assert (fields["message_id"], fields["queue"], fields["broker"]) == ("7", "orders", "east")
-    assert fields["record"] == ""  # it says nothing of where it came from
+    assert fields["record"] == ""  # its origin is unknown
 
 
 def test_a_flood_has_few_lines_and_is_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,7 +221,7 @@ def test_a_message_without_an_id_is_named_by_its_record(
 
 
 def test_malformed_records_are_counted_by_vpn(tmp_path: Path) -> None:
-    """Also those of a VPN that the engine does not know, or not any more."""
+    """Also those of a VPN that the engine does not know, or no longer knows."""
     broken = records("default.commands", 0, b"{", b"{", b"{")
     broken.topics[1] = "gone.commands"
     broker = Replica(Home(), DictStore(), Limits())
@@ -256,7 +256,7 @@ def test_a_heartbeat_that_never_started_can_be_stopped(tmp_path: Path) -> None:
 
 
 class Hearing(TopicReader):
-    """Keeps what it reads, and how often it was idle."""
+    """Keeps its records, and counts idle polls."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -312,7 +312,7 @@ def test_a_reader_starts_at_its_offsets_and_ends_soon() -> None:
     wait_for(lambda: all_of_it.values == [b"2"] and all_of_it.idled > 0)
 
     def is_heard() -> bool:
-        write(b"3")  # again, since a reader may only now learn where the end is
+        write(b"3")  # again, since a reader may only now learn the end's offset
         return bool(later.values)
 
     wait_for(is_heard)
