@@ -43,7 +43,7 @@ HOLDING_S = 0.02  # a reader notices within this time that paused partitions are
 FULL_S = 0.1
 SLOW_SHARE = 4  # slow partitions together get one part in this many of the room
 DOUBT_S, DRAINED_S = 1.0, 0.05  # between two checks of a partition in doubt
-PROVE_S, PROVE_AGAIN_S = 0.01, 0.1  # between two looks at topics' ids; after one without an answer
+PROVE_S, PROVE_AGAIN_S = 0.005, 0.1  # between two looks at topics' ids; after one without an answer
 _AWAY = (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._TIMED_OUT)
 
 # Kafka has no such offset or topic: retention deleted the records, or the topic was deleted,
@@ -107,7 +107,7 @@ class Reader(threading.Thread):
         self._look, self._ids_now = look, ids_now
         # records that came and are not taken in yet, and the errors that came with them
         self._fetched: tuple[dict[PartitionId, list[Any]], list[Any]] | None = None
-        self._proved_at = 0.0  # when topics' ids were last asked for
+        self._rests_until = 0.0  # before the next fetch
         self._missing: set[str] = set()  # topics that Kafka did not know then
         self._ids: dict[PartitionId, str] = {}  # ids of the topics to which the offsets belong
         self._told_doubts: deque[PartitionId] = deque()
@@ -235,6 +235,7 @@ class Reader(threading.Thread):
         if not self._has_room():
             return
         if self._fetched is None:
+            time.sleep(max(0.0, self._rests_until - time.monotonic()))
             self._fetched = self._fetch()
         if self._fetched is None:
             return
@@ -275,8 +276,6 @@ class Reader(threading.Thread):
         yet; a topic that Kafka misses twice is gone, and its last records count."""
         if self._ids_now is None or not lanes:
             return True
-        if sum(map(len, lanes.values())) < CHUNK_RECORDS:  # few records at a time: fewer looks
-            time.sleep(max(0.0, self._proved_at + PROVE_S - time.monotonic()))
         names = {topic for topic, _ in lanes}
         try:
             ids = self._ids_now(names)
@@ -284,8 +283,8 @@ class Reader(threading.Thread):
             log.info("%s: cannot look up topics' ids: %s", self.name, error)
             time.sleep(PROVE_AGAIN_S)
             return False
-        finally:
-            self._proved_at = time.monotonic()
+        if sum(map(len, lanes.values())) < CHUNK_RECORDS:  # let more come, for fewer looks
+            self._rests_until = time.monotonic() + PROVE_S
         missing, self._missing = self._missing, names - ids.keys()
         if self._missing - missing:
             time.sleep(PROVE_AGAIN_S)
