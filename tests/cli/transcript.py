@@ -35,15 +35,8 @@ from rules.scenario import Line, Runner, options, parse
 
 FOLDER = Path(__file__).parent / "transcripts"
 OF_THE_LINE_ABOVE = "><|!=~?"
-WITHOUT_ADDRESS = (
-    "queues --home",
-    "run",
-    "sql",
-    "submit",
-    "tables",
-    "trace",
-    "up",
-)  # they take no address
+# commands that take no address
+WITHOUT_ADDRESS = ("queues --home", "run", "sql", "submit", "tables", "trace", "up")
 
 
 @dataclass

@@ -54,10 +54,8 @@ def main(address: str, kind: str) -> None:
         sys.stdin.readline()
         go_on[point].set()
     sys.stdin.readline()
-    for mode in (
-        "pre_ack",
-        "no_ack",
-    ):  # these get no more messages: they continue with what they have
+    # these get no more messages: they continue with the ones in their buffer
+    for mode in ("pre_ack", "no_ack"):
         wait(lambda: works[queue_of(mode, "away")].handled == ALL)  # noqa: B023 – called at once
     print(json.dumps({name: sorted(work.handled) for name, work in works.items()}), flush=True)
     connection.close()

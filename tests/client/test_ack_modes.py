@@ -267,7 +267,7 @@ def test_acks_are_sent_for_half_of_the_backlog_or_soon(monkeypatch: pytest.Monke
 def test_C5_an_ack_that_is_interrupted_can_be_given_again(
     monkeypatch: pytest.MonkeyPatch, mode: str, is_settled: bool
 ) -> None:
-    """The engine would else wait for it for ever, and a consumer with a small backlog, too."""
+    """Otherwise the engine would wait for the ack for ever, as would a small backlog for room."""
     bench = Threaded()
     consumer = bench.consumer(ack_mode=mode, backlog=2)
     send(bench, 5)

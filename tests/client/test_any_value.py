@@ -46,14 +46,14 @@ class Text(str):
 
 
 class Silent:
-    """An object without a repr."""
+    """An object whose repr raises."""
 
     def __repr__(self) -> str:
         raise RuntimeError("no")
 
 
 class Wordless(Exception):
-    """An exception without a text."""
+    """An exception whose text raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no")

@@ -111,8 +111,8 @@ DUPS = {"dups_ok_count": 9, "dups_ok_interval": "1s"}
     ("mode", "options", "queue", "work", "counts"),
     [
         # Only auto and dups_ok acknowledge by themselves, so only they cancel by themselves.
-        pytest.param("client", {}, {}, Failing(), [1], id="client keeps what failed"),
-        pytest.param("individual", {}, {}, Failing(), [1], id="individual keeps what failed"),
+        pytest.param("client", {}, {}, Failing(), [1], id="client keeps a failed message"),
+        pytest.param("individual", {}, {}, Failing(), [1], id="individual keeps a failed message"),
         pytest.param("dups_ok", DUPS, BACKS_OFF, Failing(once=True), [1, 2], id="dups_ok L11"),
         pytest.param("auto", {}, BACKS_OFF, cancel_once, [1, 2], id="a cancel wins over auto"),
     ],
@@ -214,7 +214,7 @@ def test_C4_sys_exit_in_a_callbacks_thread_is_an_ordinary_error(
 
 
 @pytest.mark.parametrize("mode", ["auto", "dups_ok"])
-def test_C4_L8_callbacks_continue_after_one_failed_behind_its_lease(mode: str) -> None:
+def test_C4_L8_callbacks_continue_after_one_failed_past_its_lease(mode: str) -> None:
     """The cancel comes too late and is ignored: the callbacks' thread continues."""
     bench = Threaded(message_type="text", lease_period="500ms")
     seen: list[bytes] = []

@@ -153,14 +153,13 @@ def test_malformed_directory_records_change_nothing(key: Any, value: bytes) -> N
     assert request_of(b"wish/b", value, "default") is None
 
 
-def test_the_home_broker_gets_unknown_queues() -> None:
+def test_the_home_broker_serves_unknown_queues_and_those_it_hosts() -> None:
     directory = QueueDirectory(2)
     assert directory.broker_of("q") == 2
     directory.learn("q", {"b": 1, "c": 2})
     assert directory.broker_of("q") == 2
-    assert (
-        directory.take(b"queue/q", b'{"hosts": {"b": 1, "c": 2}}') == "q"
-    )  # to the subscribed consumer
+    # the name of a changed queue, for its consumers
+    assert directory.take(b"queue/q", b'{"hosts": {"b": 1, "c": 2}}') == "q"
     assert directory.take(b"queue/q", b'{"hosts": {"c": 2, "b": 1}}') is None
     assert directory.take(b"queue/q", None) == "q"
     assert directory.hosts_of("q") == {}

@@ -42,7 +42,7 @@ def test_P2_P1_with_half_of_the_records_lost_nothing_is_lost_or_doubled() -> Non
     futures = [producer.send_async("orders", b"%d" % n) for n in range(100)]
     producer.flush(60)
     ids = [f.result().message_id for f in futures]
-    known = [i for i in ids if i is not None]  # of the newest 64 batches: see P1
+    known = [i for i in ids if i is not None]  # of the newest 64 ranges: see P1
     assert len(set(known)) == len(known) >= 64
     assert sorted(map(int, bench.stored())) == list(range(100))
 

@@ -63,7 +63,7 @@ def test_C3_two_reports_of_a_lost_session_make_one_subscription() -> None:
     assert consumer.receive(timeout=10).payload == b"1"
 
 
-def test_C3_a_failed_consumer_leaves_nothing() -> None:
+def test_C3_a_consumer_that_could_not_be_created_leaves_nothing() -> None:
     bench = Threaded()
     with pytest.raises(ConfigError, match="there is no such queue"):
         bench.consumer("nowhere")
@@ -132,7 +132,7 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
     next_one_only(bench)
 
 
-def test_C3_an_interrupted_consumer_leaves_nothing(
+def test_C3_a_consumer_interrupted_during_its_creation_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ctrl-C in a shell whose connection stays open."""
@@ -201,7 +201,7 @@ def test_L5_nothing_is_dead_lettered_with_the_shipped_configuration() -> None:
         assert {m.delivery_count for m in admin.browse("orders", limit=200)} == {0}
 
 
-def test_L5_a_returned_unread_message_counts_no_attempt(empty: Bench) -> None:
+def test_L5_a_message_put_back_counts_no_attempt(empty: Bench) -> None:
     empty.define(max_deliveries=1, max_per_subscription_backlog=100)
     sent = [empty.send({"n": n}) for n in range(3)]
     with empty.consumer(backlog=3) as consumer:

@@ -262,9 +262,8 @@ def test_C2_lost_deliveries_are_repeated_and_none_is_seen_twice(seed: int) -> No
                 message.cancel()
         if len(seen) == 60:
             break
-        bench.advance(
-            "500ms"
-        )  # the engine's time runs faster than the client's, which does not matter
+        # the engine's time runs faster than the client's, which does not matter
+        bench.advance("500ms")
     assert sorted(map(int, seen)) == list(range(1, 61))
     assert bench.seen()["counters"]["retransmitted"] > 0
 

@@ -137,7 +137,7 @@ def test_partition_order_bounded_polls_and_several_threads(
         assert mine == list(range(1_000))
 
 
-def test_listening_starts_at_the_end_polls_have_a_timeout_and_a_closed_one_refuses(
+def test_listening_starts_at_the_end_polls_time_out_and_a_closed_one_refuses(
     open_transport: Open, topic: str
 ) -> None:
     transport = open_transport()
@@ -161,7 +161,7 @@ def test_listening_starts_at_the_end_polls_have_a_timeout_and_a_closed_one_refus
         transport.publish(topic, b"x", None, [], 0)
         assert transport.poll(5)
         delays.append(time.monotonic() - started)
-    assert sorted(delays)[10] < 2.5, "it did not wait for its full timeout"
+    assert sorted(delays)[10] < 2.5, "polls wait for their full timeout"
     transport.close()
     transport.close()
     for call in (
@@ -245,7 +245,7 @@ def test_a_stalled_consumer_is_replaced(
             ]
             consumer = transport._consumer
             assert consumer is not None
-            # As librdkafka once did by itself after a restart of the broker, once only.
+            # As librdkafka did by itself after a restart of the broker.
             consumer.pause(consumer.assignment())
         assert transport.poll(2.5) == []
         assert transport._consumer is consumer  # no records to read: no reason to replace it

@@ -110,7 +110,9 @@ def test_L10_a_lease_is_renewed_while_the_message_is_worked_on(leased: Bench) ->
 
 
 @pytest.mark.parametrize("lease", ["settled", "without end"])
-def test_L10_no_renewal_without_messages(leased: Bench, lease: str) -> None:
+def test_L10_settled_messages_and_unlimited_leases_are_not_renewed(
+    leased: Bench, lease: str
+) -> None:
     if lease == "without end":
         leased.define(lease_period=None)
     consumer = leased.consumer(auto_renew=True)
