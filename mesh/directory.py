@@ -121,12 +121,12 @@ def apply_entry(
         facts.entries.get(vpn, {}).pop(name, None)
     else:
         if not is_bridge and own in hosts_now(broker, facts, vpn, name, entry):
-            queue = apply_definition(broker, vpn, entry.definition)
+            queue = apply_definition(broker, entry.definition)
             set_topics(broker, queue, entry.topics)
             header = queue.header
             if (header.ingress, header.egress) != (entry.ingress, entry.egress):
                 command = c.Shutdown(queue=name, ingress=not entry.ingress, egress=not entry.egress)
-                shutdown(broker, vpn, queue, command)
+                shutdown(broker, queue, command)
         known = entry_of(facts, vpn, name)
         if known is not None and (known.move, known.moves_to) == (entry.move, None):
             entry.moves_to = None  # called back here, and the keeper will know

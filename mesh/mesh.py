@@ -319,7 +319,7 @@ class Mesh(Routes):
         """Shut down a queue at all hosts, or a stand-in here."""
         queue = self._broker.find(vpn, command.queue)
         if queue is not None and queue.header.stands_for:
-            return shutdown(self._broker, vpn, queue, command)
+            return shutdown(self._broker, queue, command)
         entry = entry_of(self.facts, vpn, command.queue)
         if entry is not None and entry.bridge is not None and self.forward_command(vpn, command):
             return LATER

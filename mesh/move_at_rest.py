@@ -90,10 +90,9 @@ def leave_behind(broker: Broker, queue: Queue) -> None:
     if rows := rows_of(queue):
         broker.spool.release(rows, header.vpn_number)
     broker.unacked -= header.leased
-    vpn = broker.vpn_of(queue)
     for one in header.subscriptions:
         session = one.session.removesuffix(f"@{broker.header.number}")
-        unbind(broker, (vpn, session), (number, one.id))
+        unbind(broker, queue, one.id, session)
     header.depth = header.bytes = header.leased = header.delayed = 0
     withdraw(broker, queue)
     broker.touched.pop(number, None)

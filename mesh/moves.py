@@ -83,7 +83,7 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
         return
     if broker.find(vpn, name) is not None:
         return  # it has arrived, and the keeper will know
-    queue = broker.make_queue(vpn, entry.definition, created=broker.now, arriving=True)
+    queue = broker.make_queue(entry.definition, created=broker.now, arriving=True)
     facts.arriving[key] = queue.number
     room = broker.header.system.max_spool_usage - broker.spool.bytes
     limits = broker.header.vpn_limits.get(vpn)
@@ -176,8 +176,8 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     facts.leaving[key] = sender
     forget_found(broker)
     for one in list(queue.header.subscriptions):
-        begin(broker, vpn, queue, c.Unsubscribe(queue=name, subscription=one.id), MOVED, False)
-    begin(broker, vpn, queue, c.MoveQueue(queue=name, broker=peer.name), bounded=False)
+        begin(broker, queue, c.Unsubscribe(queue=name, subscription=one.id), MOVED, False)
+    begin(broker, queue, c.MoveQueue(queue=name, broker=peer.name), bounded=False)
 
 
 def _obstacle(queue: Queue, to: str, room: int) -> str:

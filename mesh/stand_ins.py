@@ -73,8 +73,8 @@ def stand_in(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> Queue:
     one = subscription_of(f"#{host}", 1, facts.name_of(host), host)
     one.max_backlog = 0 if key_of(vpn, name) in facts.leaving else WINDOW
     queue = broker.make_queue(
-        vpn, _definition(far, text), created=entry.made, stands_for=name,
-        subscriptions=[one], next_subscription=2,
+        _definition(far, text), created=entry.made, stands_for=name, subscriptions=[one],
+        next_subscription=2,
     )  # fmt: skip
     facts.lanes[queue.number] = OutLane(attempt=broker.now)  # above all before
     return queue

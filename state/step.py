@@ -115,4 +115,4 @@ def isolate_queues(broker: Broker, batch: Batch) -> None:
             queue.header.faulted = why
             queue.header.given = b""  # the next definition counts, even if it is the same
             broker.touch(queue)
-            broker.event("queue_faulted", broker.vpn_of(queue), queue.definition.name, why=why)
+            broker.queue_event(queue, "queue_faulted", why=why)

@@ -90,11 +90,11 @@ def make(broker: Broker, bridge: BridgeDefinition) -> Queue:
     """Make an endpoint."""
     definition = definition_of(bridge)
     queue = broker.make_queue(
-        bridge.vpn, definition, created=broker.now, stands_for=definition.name,
+        definition, created=broker.now, stands_for=definition.name,
         next_subscription=NUMBER + 1, subscriptions=[subscription_of_link(bridge.to)],
     )  # fmt: skip
     set_topics(broker, queue, definition.subscriptions)
-    broker.event("defined", bridge.vpn, definition.name)
+    broker.queue_event(queue, "defined")
     return queue
 
 

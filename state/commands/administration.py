@@ -73,21 +73,21 @@ def define(broker: Broker, vpn: str, command: c.Define) -> None:
     before = None if existing is None else existing.definition
     definition = parse_definition({"vpn": vpn, **owned(broker, before, mapping)})
     _check(broker, vpn, existing, definition)
-    apply_definition(broker, vpn, definition).header.given = given
+    apply_definition(broker, definition).header.given = given
 
 
-def apply_definition(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
+def apply_definition(broker: Broker, definition: QueueDefinition) -> Queue:
     """Apply a checked definition; returns the queue."""
-    queue = broker.find(vpn, definition.name)
+    queue = broker.find(definition.vpn, definition.name)
     before = None if queue is None else queue.definition
     if queue is None:
-        queue = _create(broker, vpn, definition)
+        queue = _create(broker, definition)
     else:
-        _define_again(broker, vpn, queue, definition)
+        _define_again(broker, queue, definition)
     queue.header.given = b""
     broker.touch(queue)
     if before is None or _entry(before) != _entry(definition):
-        _emit_entry(broker, vpn, definition.name, definition.type)
+        _emit_entry(broker, definition.vpn, definition.name, definition.type)
     return queue
 
 
@@ -160,16 +160,16 @@ def owned(
     return {**kept, **mapping}
 
 
-def _create(broker: Broker, vpn: str, definition: QueueDefinition) -> Queue:
-    queue = broker.make_queue(vpn, definition, created=broker.now)
+def _create(broker: Broker, definition: QueueDefinition) -> Queue:
+    queue = broker.make_queue(definition, created=broker.now)
     add_route(broker, definition, queue.number)
     follow_definition(broker, queue, None, definition)
-    broker.event("defined", vpn, definition.name)
-    _journal_definition(broker, vpn, definition)
+    broker.queue_event(queue, "defined")
+    _journal_definition(broker, definition)
     return queue
 
 
-def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) -> None:
+def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     """Give an existing queue a new definition."""
     header, old = queue.header, queue.definition
     if old == new and not header.faulted:
@@ -185,8 +185,8 @@ def _define_again(broker: Broker, vpn: str, queue: Queue, new: QueueDefinition) 
         header.faulted = ""
         resume(broker, queue)
     queue.wanted = True
-    broker.event("defined", vpn, new.name, again=True)
-    _journal_definition(broker, vpn, new)
+    broker.queue_event(queue, "defined", again=True)
+    _journal_definition(broker, new)
 
 
 def _tell_backlogs(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
@@ -207,9 +207,9 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def _journal_definition(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
+def _journal_definition(broker: Broker, definition: QueueDefinition) -> None:
     text = msgspec.json.encode(definition).decode()
-    broker.note("definition", vpn, definition.name, "", text)
+    broker.note("definition", definition.vpn, definition.name, "", text)
 
 
 def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
@@ -243,25 +243,24 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> None:
         raise no_such_queue(command.queue, vpn)
     withdraw(broker, queue)
     cancel_all(broker, queue)
-    _tell_consumers(broker, vpn, queue)
+    _tell_consumers(broker, queue)
     queue.header.deleted = True
     queue.header.faulted = ""
     broker.touch(queue)
-    broker.event("deleted", vpn, queue.definition.name)
-    begin(broker, vpn, queue, c.Delete(queue=queue.definition.name), bounded=False)
+    broker.queue_event(queue, "deleted")
+    begin(broker, queue, c.Delete(queue=queue.definition.name), bounded=False)
     if not queue.header.stands_for:
         _emit_entry(broker, vpn, command.queue, "")
 
 
-def _tell_consumers(broker: Broker, vpn: str, queue: Queue) -> None:
+def _tell_consumers(broker: Broker, queue: Queue) -> None:
     """Tell a deleted queue's consumers that their subscriptions ended."""
     told = {"ended": f"queue {queue.definition.name!r} was deleted"}
     for one in queue.header.subscriptions:
         if one.broker is not None:
             continue
         broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
-        if one.session:
-            unbind(broker, (vpn, one.session), (queue.number, one.id))
+        unbind(broker, queue, one.id, one.session)
 
 
 def remove_messages(
@@ -278,15 +277,13 @@ def remove_messages(
 # ---------------------------------------------------------------- the rest
 
 
-def shutdown(broker: Broker, vpn: str, queue: Queue, command: c.Shutdown) -> None:
+def shutdown(broker: Broker, queue: Queue, command: c.Shutdown) -> None:
     """Shut down or open ingress and egress independently (H5)."""
     queue.header.ingress = not command.ingress
     queue.header.egress = not command.egress
     queue.wanted = True
     broker.touch(queue)
-    broker.event(
-        "shutdown", vpn, queue.definition.name, ingress=command.ingress, egress=command.egress
-    )
+    broker.queue_event(queue, "shutdown", ingress=command.ingress, egress=command.egress)
 
 
 def purge(broker: Broker, queue: Queue, task: Task, command: c.Purge, budget: Budget) -> bool:

@@ -32,14 +32,14 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     c.Usage: inspection.usage,
     c.Events: inspection.events,
 }
-OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, vpn, queue, command) → answer
+OF_QUEUE: dict[type, Callable[..., Any]] = {  # (broker, queue, command) → answer
     c.Subscribe: sessions.subscribe,
     c.SetBacklog: sessions.set_backlog,
     c.TransportAck: leases.has_arrived,
     c.Shutdown: administration.shutdown,
     c.SubscribeTopic: topic_subscriptions.subscribe_topic,
     c.UnsubscribeTopic: topic_subscriptions.unsubscribe_topic,
-    c.Describe: lambda broker, vpn, queue, command: inspection.describe(broker, queue),
+    c.Describe: lambda broker, queue, command: inspection.describe(broker, queue),
     c.Browse: inspection.browse,
 }
 IN_TURN.update(  # (broker, queue, task, command, budget) → is it done

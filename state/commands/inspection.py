@@ -256,7 +256,7 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
 # ---------------------------------------------------------------- browse
 
 
-def browse(broker: Broker, vpn: str, queue: Queue, command: Browse) -> PartialAnswer:
+def browse(broker: Broker, queue: Queue, command: Browse) -> PartialAnswer:
     """Show active messages in the queue's order, from ``start`` on (R5, R6). Cold delayed messages
     come behind all others, by due time.
 

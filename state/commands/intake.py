@@ -222,9 +222,9 @@ def _one(broker: Broker, vpn: str, command: Any) -> None:
         return
     _check_stand_in(broker, queue, kind)
     if kind in OF_QUEUE:
-        answer(broker, command, OF_QUEUE[kind](broker, vpn, queue, command))
+        answer(broker, command, OF_QUEUE[kind](broker, queue, command))
     else:
-        begin(broker, vpn, queue, command)
+        begin(broker, queue, command)
 
 
 def _check_stand_in(broker: Broker, queue: Queue, kind: type) -> None:

@@ -89,7 +89,7 @@ def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budg
     return Part(sorted(rows, key=by_arrival), last=len(rows) == len(found))
 
 
-def has_arrived(broker: Broker, vpn: str, queue: Queue, command: c.TransportAck) -> None:
+def has_arrived(broker: Broker, queue: Queue, command: c.TransportAck) -> None:
     """The client confirms what has arrived (C1). An unknown subscription has ended."""
     subscription = queue.subscription(command.subscription)
     if subscription is None:
@@ -209,10 +209,10 @@ def undeliverable(
         cannot_be_sent(broker, queue, part.rows, command.reason, command.why)
     if done:
         named = sum(high - low + 1 for low, high in ranges)
-        broker.event(
-            "message_undeliverable", broker.vpn_of(queue), queue.definition.name,
-            messages=task.done["dead"], gone=named - task.done["dead"], first=str(ranges[0][0]),
-            topic=command.topic, why=command.why,
+        dead = task.done["dead"]
+        broker.queue_event(
+            queue, "message_undeliverable", messages=dead, gone=named - dead,
+            first=str(ranges[0][0]), topic=command.topic, why=command.why,
         )  # fmt: skip
     return done
 

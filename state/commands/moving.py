@@ -87,7 +87,7 @@ def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:
 
 def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget) -> bool:
     """Carry out `Move`; answers how many messages moved, and why the others stayed."""
-    vpn, name = broker.vpn_of(queue), queue.definition.name
+    vpn = broker.vpn_of(queue)
     target = find_any(broker, vpn, command.to)
     if target is None:
         raise no_such_queue(command.to, vpn, "to")
@@ -121,8 +121,8 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     count, left = task.add("n", len(gone) + others), sum(stayed.values())
     task.result = {"count": count, "stayed": left, "why": dict(stayed)}
     if part.last and not command.dry_run:
-        broker.event(
-            "moved", vpn, name, to=command.to, moved=count, stayed=left, who=command.who,
+        broker.queue_event(
+            queue, "moved", to=command.to, moved=count, stayed=left, who=command.who,
             why=command.why,
         )  # fmt: skip
     return part.last
@@ -232,10 +232,7 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
         return False
     moved, left = sum(counts.values()), sum(stayed.values())
     task.result = {"moved": moved, "stayed": left, "queues": dict(counts), "why": dict(stayed)}
-    broker.event(
-        "redriven", broker.vpn_of(queue), queue.definition.name, moved=moved, stayed=left,
-        why=dict(stayed),
-    )  # fmt: skip
+    broker.queue_event(queue, "redriven", moved=moved, stayed=left, why=dict(stayed))
     return True
 
 

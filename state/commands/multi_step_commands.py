@@ -28,9 +28,7 @@ IN_TURN: dict[type, Handler] = {}  # filled by `dispatch`
 _BULK = frozenset({c.Purge, c.Move, c.Edit, c.Redrive, c.Delete, c.MoveQueue})
 
 
-def begin(
-    broker: Broker, vpn: str, queue: Queue, command: Any, why: str = "", bounded: bool = True
-) -> None:
+def begin(broker: Broker, queue: Queue, command: Any, why: str = "", bounded: bool = True) -> None:
     """Carry out a command, as far as the budget allows. Raises LakequeueError if too many commands
     wait. bounded: False for the engine's own commands, which must not be refused."""
     waiting = queue.header.tasks
@@ -41,7 +39,7 @@ def begin(
         )
     if type(command) is c.Unsubscribe:
         _stop_delivery(queue, command, why)
-    task = Task(vpn, b"", why=why)
+    task = Task(broker.vpn_of(queue), b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
         if not budget.spent and _advance(broker, queue, task, command, budget):

@@ -25,7 +25,7 @@ BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255
 
 
-def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dict[str, Any]:
+def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any]:
     """Bind a consumer. The same command again changes nothing. Raises ValueError for the same id
     with other settings, which would have no effect.
 
@@ -67,15 +67,15 @@ def subscribe(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> dic
     if bound is not None:
         _check_same(bound, subscription)
         return _answer(broker, queue, bound)
-    _check_room(broker, vpn, queue, command)
+    _check_room(broker, queue, command)
     header.subscriptions.append(subscription)
     header.next_subscription += 1
     queue.wanted = True
     broker.touch(queue)
     if command.session:
-        _bind(broker, (vpn, command.session), queue, command.subscription)
-    broker.event(
-        "subscribed", vpn, queue.definition.name, subscription=subscription.id,
+        _bind(broker, queue, command)
+    broker.queue_event(
+        queue, "subscribed", subscription=subscription.id,
         backlog=None if removes else own_backlog(subscription), consumer=subscription.name,
     )  # fmt: skip
     return _answer(broker, queue, subscription)
@@ -121,11 +121,11 @@ def _settings(one: Subscription) -> dict[str, Any]:
     }
 
 
-def _check_room(broker: Broker, vpn: str, queue: Queue, command: Subscribe) -> None:
+def _check_room(broker: Broker, queue: Queue, command: Subscribe) -> None:
     """Raise ValueError for too many subscriptions. A mark writes all subscriptions of a queue that
     changed, and a session ends in one step, so both are bounded."""
     limits, bound = broker.limits, queue.header.subscriptions
-    session = broker.sessions.get((vpn, command.session))
+    session = broker.sessions.get((broker.vpn_of(queue), command.session))
     own = [] if session is None else session.bound
     here = sum(number == queue.number for number, _ in own)
     for what, there, most in (
@@ -165,9 +165,7 @@ def _check_backlog(backlog: int) -> None:
         raise ValueError(f"max_backlog: {backlog} – allowed are 0 to {BACKLOG_MAX}")
 
 
-def set_backlog(
-    broker: Broker, vpn: str, queue: Queue, command: SetBacklog
-) -> dict[str, int] | None:
+def set_backlog(broker: Broker, queue: Queue, command: SetBacklog) -> dict[str, int] | None:
     """Change a subscription's backlog. If it has more leases than that, delivery waits (B3).
     Answers with the backlog as it applies; None if there is no such subscription."""
     _check_backlog(command.max_backlog)
@@ -178,6 +176,7 @@ def set_backlog(
     subscription.max_backlog = command.max_backlog
     queue.consumers.changed(subscription)
     text = f"backlog={command.max_backlog}"
+    vpn = broker.vpn_of(queue)
     broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
     queue.wanted = True
     broker.touch(queue)
@@ -199,21 +198,18 @@ def unsubscribe(
     queue.leases.pop(found.number, None)
     queue.wanted = True
     broker.touch(queue)
-    vpn = broker.vpn_of(queue)
-    broker.event(
-        "unsubscribed", vpn, queue.definition.name, subscription=found.id, why=found.ending
-    )
-    if found.session:
-        unbind(broker, (vpn, found.session), (queue.number, found.id))
+    broker.queue_event(queue, "unsubscribed", subscription=found.id, why=found.ending)
+    unbind(broker, queue, found.id, found.session)
     return True
 
 
-def _bind(broker: Broker, name: Name, queue: Queue, subscription: str) -> None:
-    """Add a subscription to a session, and keep the session alive."""
+def _bind(broker: Broker, queue: Queue, command: Subscribe) -> None:
+    """Add a subscription to its session, and keep the session alive."""
+    name = broker.vpn_of(queue), command.session
     session = broker.sessions.get(name)
     if session is None:
         session = broker.sessions[name] = KnownSession(NEVER)
-    session.bound.append((queue.number, subscription))
+    session.bound.append((queue.number, command.subscription))
     _keep_alive(broker, name, session)
 
 
@@ -227,9 +223,10 @@ def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:
     broker.session_changed(name)
 
 
-def unbind(broker: Broker, name: Name, bound: tuple[int, str]) -> None:
-    """Remove a subscription from a session. A session without any is removed: it needs no
-    heartbeats."""
+def unbind(broker: Broker, queue: Queue, subscription: str, session_name: str) -> None:
+    """Remove a subscription from its session, if it has one. A session without any subscription is
+    removed: it needs no heartbeats."""
+    name, bound = (broker.vpn_of(queue), session_name), (queue.number, subscription)
     session = broker.sessions.get(name)
     if session is None:
         return
@@ -283,4 +280,4 @@ def _end_session(broker: Broker, name: Name, why: str) -> None:
         queue = broker.queue(number)
         if queue is not None and not queue.header.deleted:
             command = Unsubscribe(queue=queue.definition.name, subscription=subscription)
-            begin(broker, name[0], queue, command, why, bounded=False)
+            begin(broker, queue, command, why, bounded=False)

@@ -17,7 +17,7 @@ from ..rules.routing import change_topics, has_topic, set_topics
 TOPICS_MAX = 10_000  # of one queue
 
 
-def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTopic) -> bool:
+def subscribe_topic(broker: Broker, queue: Queue, command: SubscribeTopic) -> bool:
     """Add a topic subscription; answers whether it is new."""
     kind_of(command.topic)
     present = queue.header.topics
@@ -25,15 +25,15 @@ def subscribe_topic(broker: Broker, vpn: str, queue: Queue, command: SubscribeTo
         return False
     check_room(queue.definition.name, len(present), [command.topic])
     change_topics(broker, queue, [], [command.topic])
-    broker.event("topic_subscribed", vpn, queue.definition.name, topic=command.topic)
+    broker.queue_event(queue, "topic_subscribed", topic=command.topic)
     return True
 
 
-def unsubscribe_topic(broker: Broker, vpn: str, queue: Queue, command: UnsubscribeTopic) -> None:
+def unsubscribe_topic(broker: Broker, queue: Queue, command: UnsubscribeTopic) -> None:
     """Remove a topic subscription. Stored messages are still delivered (S7)."""
     check_subscribed(queue.definition.name, queue.header.topics, command.topic)
     change_topics(broker, queue, [command.topic], [])
-    broker.event("topic_unsubscribed", vpn, queue.definition.name, topic=command.topic)
+    broker.queue_event(queue, "topic_unsubscribed", topic=command.topic)
 
 
 def check_subscribed(name: str, present: list[str], topic: str) -> None:

@@ -108,10 +108,9 @@ def count_no_json(
         broker.touch(queue)
         if queue.number not in reported:
             reported.add(queue.number)
-            broker.event(
-                "invalid_json", messages.vpn, queue.definition.name, topic=messages.topic,
-                invalid=queue.header.invalid,
-            )  # fmt: skip
+            broker.queue_event(
+                queue, "invalid_json", topic=messages.topic, invalid=queue.header.invalid
+            )
 
 
 def count_discarded(broker: Broker, queue: Queue, reason: Reason) -> None:

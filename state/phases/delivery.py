@@ -156,10 +156,7 @@ def lose(broker: Broker, queue: Queue, rows: list[Row], contents: list[Content |
     lost = [row for row, content in zip(rows, contents, strict=True) if content is None]
     apply(broker, queue, lost, Event.LOSE, reason="payload missing")
     _return_to_order(queue, rows)
-    broker.event(
-        "payload_missing", broker.vpn_of(queue), queue.definition.name, messages=len(lost),
-        first=str(lost[0].id),
-    )  # fmt: skip
+    broker.queue_event(queue, "payload_missing", messages=len(lost), first=str(lost[0].id))
 
 
 def _return_to_order(queue: Queue, rows: list[Row]) -> None:

@@ -253,11 +253,11 @@ class Broker:
         queue = self.queues.get(number)
         return None if queue is None or queue.dropped else queue
 
-    def make_queue(self, vpn: str, definition: QueueDefinition, **facts: Any) -> Queue:
+    def make_queue(self, definition: QueueDefinition, **facts: Any) -> Queue:
         """Make a queue. facts: of its header."""
         number = self.header.next_queue
         self.header.next_queue += 1
-        vpn_number = self.vpn_number(vpn)
+        vpn_number = self.vpn_number(definition.vpn)
         return self.add_queue(QueueHeader(number, vpn_number, definition, **facts))
 
     def add_queue(self, header: QueueHeader) -> Queue:
@@ -366,6 +366,10 @@ class Broker:
         self.recent.append([event, vpn, queue, self.now, details])
         self.header.events += 1
         self._new_events += 1
+
+    def queue_event(self, queue: Queue, event: str, **details: Any) -> None:
+        """Write a notable event of a queue."""
+        self.event(event, self.vpn_of(queue), queue.header.definition.name, **details)
 
     def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
         """Write an event that concerns no message to the journal only."""

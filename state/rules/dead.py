@@ -114,9 +114,9 @@ def _account(
         broker.record("discarded", queue, [row.id for row in rows], reason=why)
         broker.spool.release(rows, queue.header.vpn_number)
         if name and why != NOT_ELIGIBLE:
-            broker.event(
-                "dead_message_queue_unusable", broker.vpn_of(queue), queue.definition.name,
-                dead_message_queue=name, why=why, messages=len(rows),
+            broker.queue_event(
+                queue, "dead_message_queue_unusable", dead_message_queue=name, why=why,
+                messages=len(rows),
             )  # fmt: skip
 
 

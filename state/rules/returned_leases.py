@@ -57,10 +57,9 @@ def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) ->
     (X5)."""
     reason = Reason.MESSAGE_TOO_LARGE
     _die(broker, queue, rows, Event.OVERSIZE, reason, detail=detail)
-    broker.event(
-        "message_undeliverable", broker.vpn_of(queue), queue.definition.name, messages=len(rows),
-        first=str(rows[0].id), why=detail,
-    )  # fmt: skip
+    broker.queue_event(
+        queue, "message_undeliverable", messages=len(rows), first=str(rows[0].id), why=detail
+    )
 
 
 def cannot_be_sent(broker: Broker, queue: Queue, rows: list[Row], reason: str, why: str) -> None:
