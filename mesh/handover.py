@@ -22,7 +22,7 @@ from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
 from ..state.rules.edits import TRANSIT, dead_part
-from ..state.rules.entry_checks import dead_match, expires_at, refusal
+from ..state.rules.entry_checks import expires_at, match, plain_match, refusal
 from ..state.storage.row import IN_MEMORY, MOVING, NEVER, Row
 from ..state.storage.spool import Content
 from .channel import say
@@ -180,7 +180,7 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
         return
     row.until, row.generation = NEVER, 0
     if waiting:
-        found = dead_match(queue, payload, row.priority, key)
+        found = match(queue, payload, row.priority, key, is_dead=True) or plain_match(queue)
         row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
         row.deliveries = row.cancels = row.number = 0
         own_only = transit.get("own_only", dead_part(row.extras) is not None)

@@ -29,7 +29,7 @@ from ..state.queue.table import Event
 from ..state.rules.after_entry import keep_last
 from ..state.rules.dead import take_later_deaths
 from ..state.rules.edits import AGAIN, TRANSIT
-from ..state.rules.returned_leases import cannot_be_sent
+from ..state.rules.returned_leases import die
 from ..state.rules.routing import forget_found
 from ..state.storage.row import MOVING, READY, Row, by_arrival
 from ..state.storage.spool import Content
@@ -338,9 +338,8 @@ def _not_granted(
         _count_answered(queue, one, len(rows))
         if fails:
             left = [row for row in rows if row.state == READY]
-            cannot_be_sent(
-                broker, queue, left, message.why, f"to broker {facts.peers[sender].name}"
-            )
+            why = f"to broker {facts.peers[sender].name}"
+            die(broker, queue, left, Event.OVERSIZE, Reason(message.why), detail=why)
     queue.wanted = True
     broker.touch(queue)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...protocol import commands as c
 from ...protocol.bounds import DURATION_MS_MAX
+from ...protocol.errors import Reason
 from ...protocol.ids import Ranges, format_ranges, parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -32,8 +33,7 @@ from ..rules.command_targets import (
     split_moving,
     wanted,
 )
-from ..rules.returned_leases import cancel_last, cannot_be_sent, give_back
-from ..rules.returned_leases import reject as reject_rows
+from ..rules.returned_leases import die, give_back
 from ..storage.row import LEASED, NEVER, Row, by_arrival
 
 _ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
@@ -168,7 +168,7 @@ def cancel(broker: Broker, queue: Queue, task: Task, command: c.Cancel, budget: 
     for rows in _held_parts(broker, queue, task, command, budget):
         last = [row for row in rows if most and row.cancels + 1 >= most]
         rest = [row for row in rows if not most or row.cancels + 1 < most]
-        cancel_last(broker, queue, last, name)
+        die(broker, queue, last, Event.CANCEL_LAST, Reason.MAX_CANCELS, name)
         delays = [_delay(queue, row, command.delay_ms) for row in rest]
         give_back(broker, queue, rest, Event.CANCEL, subscription=name, delays=delays)
     return bool(task.done["over"])
@@ -190,8 +190,9 @@ def _delay(queue: Queue, row: Row, asked: int | None) -> int:
 
 def reject(broker: Broker, queue: Queue, task: Task, command: c.Reject, budget: Budget) -> bool:
     """Messages go straight to the dead message queue, or are discarded (C7)."""
+    name, detail = command.subscription, command.reason or ""
     for rows in _held_parts(broker, queue, task, command, budget):
-        reject_rows(broker, queue, rows, command.subscription, command.reason)
+        die(broker, queue, rows, Event.REJECT, Reason.REJECTED, name, detail)
     return bool(task.done["over"])
 
 
@@ -206,7 +207,8 @@ def undeliverable(
         part = by_ids(broker, queue, task, ranges, budget)
         done = part.last
         task.add("dead", len(part.rows))
-        cannot_be_sent(broker, queue, part.rows, command.reason, command.why)
+        reason = Reason(command.reason)
+        die(broker, queue, part.rows, Event.OVERSIZE, reason, detail=command.why)
     if done:
         named = sum(high - low + 1 for low, high in ranges)
         dead = task.done["dead"]

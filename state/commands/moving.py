@@ -31,9 +31,10 @@ from ..rules.after_entry import apply_early_ack, keep_last
 from ..rules.command_targets import split_moving, wanted
 from ..rules.dead import died_in, find_any, names_of, put
 from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part, with_edits
-from ..rules.entry_checks import Match, match_stored, may_be_elsewhere, program_of
+from ..rules.entry_checks import Match, has_already, match_stored, program_of
 from ..rules.returned_leases import expire
 from ..storage.row import DELAYED, LEASED, NEVER, Row
+from ..storage.spool import Content
 
 LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message already
@@ -46,20 +47,6 @@ def because(command: Change, *first: str) -> str:
     """The client that requested a change, and its reason, for the journal."""
     who = f"by {command.who}" if command.who else ""
     return ", ".join(text for text in (*first, who, command.why) if text)
-
-
-def is_there(broker: Broker, target: Queue, row: Row) -> bool:
-    """Whether the other queue has the message too. Most messages are in one queue."""
-    return may_be_elsewhere(broker, row) and target.holds(row.id)
-
-
-def copy_into(
-    broker: Broker, found: Match, row: Row, until: int, extras: dict[str, object] | None,
-    ttl_ends: int, own_only: bool,
-) -> Row:  # fmt: skip
-    """Add a message to one more queue; returns its row there."""
-    broker.spool.add_match(row)
-    return put(broker, found, row, until, extras, ttl_ends, own_only)
 
 
 def in_time(broker: Broker, queue: Queue, rows: list[Row], dry_run: bool) -> list[Row]:
@@ -135,15 +122,16 @@ def _match_of_moved(broker: Broker, target: Queue, row: Row) -> Match | str:
     content = broker.spool.content(row)
     if content is None:
         return LOST
-    if is_there(broker, target, row):
+    if has_already(broker, target, row):
         return ALREADY_THERE
-    return match_stored(target, row.size, row.priority, content[0], content[1])
+    return match_stored(target, row, content)
 
 
 def _enter(broker: Broker, found: Match, row: Row) -> Row:
     spent = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
     until = row.until if row.state == DELAYED else NEVER
-    return copy_into(broker, found, row, until, row.extras, row.ttl_ends, spent)
+    broker.spool.add_match(row)
+    return put(broker, found, row, until, row.extras, row.ttl_ends, own_only=spent)
 
 
 def _leave_and_journal(
@@ -252,8 +240,8 @@ def _take_back(
             left.append(name)
             stayed[found] = stayed.get(found, 0) + 1
             continue
-        along = back_in(name, row.extras)
-        copy = copy_into(broker, found, row, NEVER, along, NEVER, own_only=True)
+        broker.spool.add_match(row)
+        copy = put(broker, found, row, NEVER, back_in(name, row.extras))
         entered.setdefault(found.queue.number, []).append(copy)
     if left:
         row.extras = {**died_in(dead, left), **edits_part(row.extras)}
@@ -265,11 +253,9 @@ def _match_of_redriven(broker: Broker, source: Queue, name: str, row: Row) -> Ma
     target = find_any(broker, broker.vpn_of(source), name)
     if target is None:
         return NO_QUEUE
-    if target is source or is_there(broker, target, row):
+    if target is source or has_already(broker, target, row):
         return ALREADY_THERE
-    if program_of(target) is None:  # no expression reads the payload
-        return match_stored(target, row.size, row.priority, b"", None)
-    content = broker.spool.content(row)
-    if content is None:
-        return LOST
-    return match_stored(target, row.size, row.priority, content[0], content[1])
+    content: Content | None = (b"", None, None)
+    if program_of(target) is not None:  # else no expression reads the payload
+        content = broker.spool.content(row)
+    return LOST if content is None else match_stored(target, row, content)

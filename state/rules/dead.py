@@ -18,7 +18,15 @@ from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, Row
 from .after_entry import apply_early_ack, keep_last
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
-from .entry_checks import Match, dead_match, expires_at, may_be_elsewhere, over_quota, program_of
+from .entry_checks import (
+    Match,
+    expires_at,
+    has_already,
+    match,
+    over_quota,
+    plain_match,
+    program_of,
+)  # fmt: skip
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 
@@ -67,16 +75,16 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
 
 def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str, Any]) -> None:
     """Put a message into the dead message queue. A queue has a message only once."""
-    if may_be_elsewhere(broker, row) and target.holds(row.id):
+    if has_already(broker, target, row):
         join(broker, target, row.id, about)
         broker.spool.release([row], queue.header.vpn_number)
         return
-    found = Match(target)
+    content, found = None, None
     if program_of(target) is not None:
         content = broker.spool.content(row)
-        if content is not None:
-            found = dead_match(target, content[0], row.priority, content[1])
-    moved = put(broker, found, row, NEVER, about)
+    if content is not None:
+        found = match(target, content[0], row.priority, content[1], is_dead=True)
+    moved = put(broker, found or plain_match(target), row, NEVER, about)
     broker.record("spooled", target, [row.id], reason=str(Reason(about["reason"])))
     apply_early_ack(broker, target, moved)
     keep_last(broker, target)

@@ -23,6 +23,7 @@ from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.queue import Queue
 from ..storage.row import NEVER, Row
+from ..storage.spool import Content
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52
@@ -30,13 +31,13 @@ FILTERED = "filter"
 KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
 
-def may_be_elsewhere(broker: Broker, row: Row) -> bool:
-    """Whether another queue of this broker may have the message too. Most messages are in one
-    queue. With other brokers the count does not tell: a message arrives once for each queue, and
-    may have died there and come back."""
-    if broker.mesh.keeps_directory:
-        return True
-    return row.stored != row.id or broker.spool.matches(row.stored) > 1
+def has_already(broker: Broker, queue: Queue, row: Row) -> bool:
+    """Whether another queue has the message too. Most messages are in one queue, which their count
+    shows. With other brokers it does not: a message arrives once for each queue, and may have died
+    there and come back."""
+    counts = not broker.mesh.keeps_directory and row.stored == row.id
+    is_alone = counts and broker.spool.matches(row.stored) < 2
+    return not is_alone and queue.holds(row.id)
 
 
 def over_quota(queue: Queue, size: int, messages: int = 1) -> bool:
@@ -106,40 +107,30 @@ def plain_match(queue: Queue) -> Match:
     return found
 
 
-def match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match | None:
-    """How a message enters a queue; None if the queue's filter refuses it (Q4)."""
+def match(
+    queue: Queue, payload: bytes, priority: int, key: bytes | None, is_dead: bool = False
+) -> Match | None:
+    """How a message enters a queue; None if the queue's filter refuses it (Q4). To a dead message
+    the filter does not apply (X5)."""
     program = program_of(queue)
     if program is None:
         return plain_match(queue)
     passes, level, barrier, lane = program.run(payload, priority, key)
     d = queue.definition
-    if d.filter is not None and not is_true(passes):
+    if d.filter is not None and not is_dead and not is_true(passes):
         return None
     level = 0 if d.priority is None else as_priority(level)
     return Match(queue, level, is_true(barrier), lane_of(lane))
 
 
-def dead_match(queue: Queue, payload: bytes, priority: int, key: bytes | None) -> Match:
-    """How a dead message enters a dead message queue, whose filter does not apply (X5)."""
-    program = program_of(queue)
-    if program is None:
-        return Match(queue)
-    _, level, barrier, lane = program.run(payload, priority, key)
-    level = 0 if queue.definition.priority is None else as_priority(level)
-    return Match(queue, level, is_true(barrier), lane_of(lane))
-
-
-def match_stored(
-    queue: Queue, size: int, priority: int, payload: bytes, key: bytes | None
-) -> Match | str:
-    """How a stored message enters another queue, or the reason why it cannot (X6, R6). size: as
-    quotas count it; priority: the publisher's."""
-    reason = refusal(queue, [size], size, priority)
+def match_stored(queue: Queue, row: Row, content: Content) -> Match | str:
+    """How a stored message enters another queue, or the reason why it cannot (X6, R6)."""
+    reason = refusal(queue, [row.size], row.size, row.priority)
     if reason is not None:
         return reason.value
     if not queue.definition.max_spool_usage and queue.header.depth:
         return KEEPS_LAST
-    return match(queue, payload, priority, key) or FILTERED
+    return match(queue, content[0], row.priority, content[1]) or FILTERED
 
 
 # ---------------------------------------------------------------- lifetime

@@ -29,7 +29,7 @@ def give_back(
     most = queue.definition.max_deliveries
     over = [row for row in rows if most and row.deliveries >= most]
     if over:
-        _die(broker, queue, over, _LAST[event], Reason.MAX_DELIVERIES, subscription)
+        die(broker, queue, over, _LAST[event], Reason.MAX_DELIVERIES, subscription)
         kept = [at for at, row in enumerate(rows) if row.deliveries < most]
         delays = None if delays is None else [delays[at] for at in kept]
         rows = [rows[at] for at in kept]
@@ -42,41 +42,24 @@ def give_back(
     apply(broker, queue, rows, event, subscription=subscription, reason=reason)
 
 
-def cancel_last(broker: Broker, queue: Queue, rows: list[Row], subscription: str) -> None:
-    """Let messages expire that reached `max_cancels` (L6)."""
-    _die(broker, queue, rows, Event.CANCEL_LAST, Reason.MAX_CANCELS, subscription)
-
-
 def expire(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     """Let messages expire whose time to live is over (X1, X3)."""
-    _die(broker, queue, rows, Event.EXPIRE, Reason.EXPIRED)
+    die(broker, queue, rows, Event.EXPIRE, Reason.EXPIRED)
 
 
 def bury_oversize(broker: Broker, queue: Queue, rows: list[Row], detail: str) -> None:
     """Let messages that are too large to be delivered die, so that those after them move on
     (X5)."""
-    reason = Reason.MESSAGE_TOO_LARGE
-    _die(broker, queue, rows, Event.OVERSIZE, reason, detail=detail)
+    die(broker, queue, rows, Event.OVERSIZE, Reason.MESSAGE_TOO_LARGE, detail=detail)
     broker.queue_event(
         queue, "message_undeliverable", messages=len(rows), first=str(rows[0].id), why=detail
     )
 
 
-def cannot_be_sent(broker: Broker, queue: Queue, rows: list[Row], reason: str, why: str) -> None:
-    """Let messages die whose deliveries Kafka refuses, so that nobody could ever get them (X5)."""
-    _die(broker, queue, rows, Event.OVERSIZE, Reason(reason), detail=why)
-
-
-def reject(
-    broker: Broker, queue: Queue, rows: list[Row], subscription: str, detail: str | None
-) -> None:
-    """Move messages straight to the dead message queue, or discard them (C7)."""
-    _die(broker, queue, rows, Event.REJECT, Reason.REJECTED, subscription, detail or "")
-
-
-def _die(
+def die(
     broker: Broker, queue: Queue, rows: list[Row], event: Event, reason: Reason,
     subscription: str = "", detail: str = "",
 ) -> None:  # fmt: skip
+    """Move messages to the dead message queue, or discard them (X5)."""
     apply(broker, queue, rows, event, subscription=subscription, reason=reason.value, detail=detail)
     bury(broker, queue, rows, reason.value, detail)
