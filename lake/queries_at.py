@@ -82,7 +82,7 @@ class _PastSession:
         elif (of_broker := dispatch.OF_BROKER.get(kind)) is not None:
             result = of_broker(broker, vpn, command)
         else:
-            result = dispatch.OF_QUEUE[kind](broker, vpn, broker.find(vpn, command.queue), command)
+            result = dispatch.OF_QUEUE[kind](broker, broker.find(vpn, command.queue), command)
         if isinstance(result, PartialAnswer):
             return result.result, result.more
         return result, None

@@ -8,6 +8,7 @@ shows that without reading the queue (Q9).
 from __future__ import annotations
 
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -41,10 +42,13 @@ from .sessions import end_all, unbind
 from .topic_subscriptions import check_definition, follow_definition
 
 DIGEST_BYTES = 8
-THERE = "there"  # the directory's state of a queue that can be used
 OF_TOPICS = ("records_lost", "topic_made_anew", "kafka_went_back")  # events about a topic
 
 _encode = msgspec.msgpack.encode
+_in_directory = attrgetter(
+    "type", "dead_message_queue", "default_publish_target", "underlying_topic", "owner",
+    "permission", "permissions",
+)  # fmt: skip
 
 
 def configure(broker: Broker, vpn: str, command: c.Configure) -> None:
@@ -86,7 +90,7 @@ def apply_definition(broker: Broker, definition: QueueDefinition) -> Queue:
         _define_again(broker, queue, definition)
     queue.header.given = b""
     broker.touch(queue)
-    if before is None or _entry(before) != _entry(definition):
+    if before is None or _in_directory(before) != _in_directory(definition):
         _emit_entry(broker, definition.vpn, definition.name, definition.type)
     return queue
 
@@ -111,9 +115,7 @@ def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
         )
 
 
-def _check(
-    broker: Broker, vpn: str, existing: Queue | None, definition: QueueDefinition
-) -> None:  # fmt: skip
+def _check(broker: Broker, vpn: str, existing: Queue | None, definition: QueueDefinition) -> None:
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
     check_vpn(broker, vpn, definition)
 
@@ -164,8 +166,7 @@ def _create(broker: Broker, definition: QueueDefinition) -> Queue:
     queue = broker.make_queue(definition, created=broker.now)
     add_route(broker, definition, queue.number)
     follow_definition(broker, queue, None, definition)
-    broker.queue_event(queue, "defined")
-    _journal_definition(broker, definition)
+    _tell_defined(broker, queue)
     return queue
 
 
@@ -185,8 +186,7 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
         header.faulted = ""
         resume(broker, queue)
     queue.wanted = True
-    broker.queue_event(queue, "defined", again=True)
-    _journal_definition(broker, new)
+    _tell_defined(broker, queue, again=True)
 
 
 def _tell_backlogs(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
@@ -207,18 +207,11 @@ def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:
     return [Problem(f"queue {new.name!r}", "max_spool_usage", 0, allowed)]
 
 
-def _journal_definition(broker: Broker, definition: QueueDefinition) -> None:
-    text = msgspec.json.encode(definition).decode()
-    broker.note("definition", definition.vpn, definition.name, "", text)
-
-
-def _entry(definition: QueueDefinition) -> tuple[Any, ...]:
-    """The parts of a definition that the directory has."""
-    d = definition
-    return (
-        d.type, d.dead_message_queue, d.default_publish_target, d.underlying_topic, d.owner,
-        d.permission, d.permissions,
-    )  # fmt: skip
+def _tell_defined(broker: Broker, queue: Queue, **details: bool) -> None:
+    """Write an event, and the definition into the journal."""
+    broker.queue_event(queue, "defined", **details)
+    d = queue.definition
+    broker.note("definition", d.vpn, d.name, "", msgspec.json.encode(d).decode())
 
 
 def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
@@ -226,8 +219,7 @@ def _emit_entry(broker: Broker, vpn: str, name: str, kind: str) -> None:
     header = broker.header
     if broker.mesh.keeps_directory:
         return
-    hosts = {header.name: header.number} if kind else {}
-    state = THERE if kind else ""
+    hosts, state = ({header.name: header.number}, "there") if kind else ({}, "")
     # Each definition and each deletion is an event, so the number of events orders the entries.
     broker.emit(DirectoryEntry(vpn, name, hosts, kind, state, header.epoch, header.events))
 

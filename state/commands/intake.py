@@ -95,7 +95,10 @@ def _decoded(
         if command.reply is not None or type(command) is c.Subscribe:
             _check_inboxes(vpn, command)
         if not of_engine and type(command) in c.OF_ENGINE:
-            raise ValueError(_not_the_engine(command))
+            raise ValueError(
+                f"command: {type(command).__struct_config__.tag!r} – only the engine may give it, "
+                "on the broker's own topic, to which no client of a VPN may write"
+            )
     except (ValueError, PermissionDenied) as error:
         denied = isinstance(error, PermissionDenied)
         reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
@@ -107,9 +110,14 @@ def _decoded(
         broker.count_refused(vpn, "earlier_home")
         broker.in_vain()
         return None
-    if isinstance(command, c.Named) and command.epoch not in (0, broker.header.epoch):
+    epoch = broker.header.epoch
+    if isinstance(command, c.Named) and command.epoch not in (0, epoch):
         broker.count_refused(vpn, "other_home")
-        refuse(broker, vpn, command, LakequeueError(_other_home(broker, command)))
+        why = (
+            f"epoch: {command.epoch} – the messages of this command belong to another home; this "
+            f"one has epoch {epoch}: subscribe or browse again to get its messages"
+        )
+        refuse(broker, vpn, command, LakequeueError(why))
         return None
     if isinstance(command, c.Clients):
         set_clients(broker, command)  # now: later records of this step need it
@@ -123,26 +131,12 @@ def _origin_of(topic: str) -> tuple[str, bool]:
     return DEFAULT_VPN if of_engine else topic.rpartition(".")[0], of_engine
 
 
-def _other_home(broker: Broker, command: c.Named) -> str:
-    return (
-        f"epoch: {command.epoch} – the messages of this command belong to another home; this one "
-        f"has epoch {broker.header.epoch}: subscribe or browse again to get its messages"
-    )
-
-
 def _vpn_of(key: bytes | None) -> str:
     """The VPN of a command on the engine's topic."""
     try:
         return vpn_name((key or b"").decode())
     except ValueError as error:
         raise ValueError(f"key: {key!r:.200} – it is the name of the VPN and {error}") from error
-
-
-def _not_the_engine(command: c.AnyCommand) -> str:
-    return (
-        f"command: {type(command).__struct_config__.tag!r} – only the engine may give it, on the "
-        "broker's own topic, to which no client of a VPN may write"
-    )
 
 
 def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
