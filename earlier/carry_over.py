@@ -138,7 +138,7 @@ def _carry_sessions(old: EarlierPages, new: Broker) -> None:
                 at, [(number, one) for number, one in bound]
             )
             new.watch("s", (vpn, session), at)
-            new.session_changed((vpn, session))
+            new.changed("s", (vpn, session))
 
 
 def _carry_producers(old: EarlierPages, new: Broker) -> None:
@@ -156,7 +156,7 @@ def _carry_producers(old: EarlierPages, new: Broker) -> None:
         found.needs = needs
         found.starts = [(start, base) for start, base in starts]
         new.watch("p", (vpn, producer), found.forgotten_at)
-        new._change("p", (vpn, producer))
+        new.changed("p", (vpn, producer))
 
 
 # ---------------------------------------------------------------- queues

@@ -15,7 +15,6 @@ import msgspec
 
 from ..definitions import (
     QueueDefinition,
-    check_in_home,
     parse_definition,
     redefine,
 )
@@ -33,7 +32,7 @@ from ..protocol.mesh_messages import (
 )
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
-from ..state.commands.administration import check_number, check_vpn, owned
+from ..state.commands.administration import check_allowed, check_number, owned
 from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
@@ -217,14 +216,11 @@ class Keeper:
         return entry
 
     def _check(self, vpn: str, definition: QueueDefinition) -> None:
-        check_vpn(self._broker, vpn, definition)
-        facts = self._facts
-
         def targets_of(name: str) -> list[str | None]:
-            entry = entry_of(facts, vpn, name)
+            entry = entry_of(self._facts, vpn, name)
             return [] if entry is None else [entry.definition.dead_message_queue]
 
-        check_in_home(definition, tuple(facts.brokers), facts.groups, targets_of)
+        check_allowed(self._broker, vpn, definition, targets_of)
 
     def _again(self, before: Entry, new: QueueDefinition) -> Entry:
         """The entry of a queue that is defined again."""

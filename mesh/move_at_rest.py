@@ -174,7 +174,7 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
             session = target.sessions[vpn, name] = KnownSession(old.until)
             target.watch("s", (vpn, name), old.until)
         session.bound.append((into.number, one.id))
-        target.session_changed((vpn, name))
+        target.changed("s", (vpn, name))
 
 
 # ---------------------------------------------------------------- rows

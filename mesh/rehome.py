@@ -275,7 +275,7 @@ class _Rehoming:
             key = where if "@" in where else f"{where}@{old.number}"
             heir.producers[key, name] = producer
             heir.watch("p", (key, name), producer.forgotten_at)
-            heir._change("p", (key, name))
+            heir.changed("p", (key, name))
         for name, sessions in old.heard.items():
             header.heard[name if "@" in name else f"{name}@{old.number}"] = sessions
         for vpn, counts in old.refused.items():

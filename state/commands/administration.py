@@ -7,6 +7,7 @@ shows that without reading the queue (Q9).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
@@ -104,8 +105,12 @@ def _digest(mapping: dict[str, Any]) -> bytes:
         return b""
 
 
-def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
-    """Raise ValueError for a definition that this VPN or engine does not allow."""
+def check_allowed(
+    broker: Broker, vpn: str, definition: QueueDefinition,
+    targets_of: Callable[[str], Iterable[str | None]],
+) -> None:  # fmt: skip
+    """Raise ConfigError or ValueError for a definition that this VPN, engine or home does not
+    allow. targets_of: see `dead_message_ring`."""
     if is_protected(definition) and not broker.header.auth:
         raise ValueError(f"owner: {definition.owner!r} – {NEEDS_AUTH}")
     if definition.vpn != vpn:
@@ -113,18 +118,18 @@ def check_vpn(broker: Broker, vpn: str, definition: QueueDefinition) -> None:
             f"vpn: {definition.vpn!r} – allowed is {vpn!r}, the VPN of this connection; connect to "
             f"{definition.vpn!r} to define a queue there"
         )
+    names = broker.mesh.brokers or (broker.header.name,)
+    check_in_home(definition, names, broker.mesh.groups, targets_of)
 
 
 def _check(broker: Broker, vpn: str, existing: Queue | None, definition: QueueDefinition) -> None:
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
-    check_vpn(broker, vpn, definition)
 
     def targets_of(name: str) -> list[str | None]:
         queue = broker.find(vpn, name)
         return [] if queue is None else [queue.definition.dead_message_queue]
 
-    names = broker.mesh.brokers or (broker.header.name,)
-    check_in_home(definition, names, broker.mesh.groups, targets_of)
+    check_allowed(broker, vpn, definition, targets_of)
     if existing is None:
         if len(broker.names) >= broker.limits.queues:  # of all VPNs
             check_number(broker, vpn, definition.name, sum(one == vpn for one, _ in broker.names))

@@ -14,7 +14,7 @@ from ...protocol.commands import Browse, Captures, Events, Queues, Usage
 from ...protocol.descriptions import TOPIC_MISSING
 from ..limits import Budget
 from ..queue.broker import BUCKETS, Broker, bucket
-from ..queue.consumers import backlog_of
+from ..queue.consumers import backlog_of, leaves_on_send
 from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import COUNTERS, NAMES
@@ -182,7 +182,7 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return "no consumer"
     if definition.max_backlog is not None and header.leased >= definition.max_backlog:
         return "max_backlog"
-    if _at_limit(broker) and not any(_leaves_on_send(queue, s) for s in header.subscriptions):
+    if _at_limit(broker) and not any(leaves_on_send(definition, s) for s in header.subscriptions):
         return "max_delivered_unacked"
     if header.faulted:
         return f"faulted: {header.faulted}"
@@ -228,14 +228,10 @@ def _at_limit(broker: Broker) -> bool:
     return broker.unacked >= broker.header.system.max_delivered_unacked
 
 
-def _leaves_on_send(queue: Queue, subscription: Subscription) -> bool:
-    return queue.definition.semantics == "at-most-once" or subscription.removes_on_send
-
-
 def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
     backlog = backlog_of(queue.definition, subscription)
     why = None
-    if _leaves_on_send(queue, subscription):
+    if leaves_on_send(queue.definition, subscription):
         pass  # without leases, no limit of leases blocks it
     elif _at_limit(broker):
         why = "max_delivered_unacked"

@@ -14,7 +14,7 @@ from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscr
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.broker_facts import KnownSession, Name
-from ..queue.consumers import backlog_of, own_backlog
+from ..queue.consumers import backlog_of, leaves_on_send, own_backlog
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..storage.row import NEVER
@@ -46,7 +46,6 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)
     _check_priority(queue, command.priority)
-    removes = command.acks == "none" or queue.definition.semantics == "at-most-once"
     header = queue.header
     subscription = Subscription(
         id=command.subscription,
@@ -59,10 +58,12 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
         removes_on_send=command.acks == "none",
         filter=command.filter,
         max_backlog=command.max_backlog,
-        transport_acks=command.transport_acks and not removes,
+        transport_acks=command.transport_acks,
         priority=command.priority,
         client="" if broker.speaker is None else broker.speaker.client,
     )
+    removes = leaves_on_send(queue.definition, subscription)
+    subscription.transport_acks &= not removes
     bound = queue.subscription(command.subscription)
     if bound is not None:
         _check_same(bound, subscription)
@@ -84,7 +85,7 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
 def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
     definition = queue.definition
     return {
-        "removes_on_send": subscription.removes_on_send or definition.semantics == "at-most-once",
+        "removes_on_send": leaves_on_send(definition, subscription),
         "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
         "backlog": backlog_of(definition, subscription),
         "epoch": broker.header.epoch,
@@ -220,7 +221,7 @@ def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:
     if until < session.until:
         broker.watch("s", name, until)
     session.until = until
-    broker.session_changed(name)
+    broker.changed("s", name)
 
 
 def unbind(broker: Broker, queue: Queue, subscription: str, session_name: str) -> None:
@@ -233,7 +234,7 @@ def unbind(broker: Broker, queue: Queue, subscription: str, session_name: str) -
     session.bound = [one for one in session.bound if one != bound]
     if not session.bound:
         del broker.sessions[name]
-    broker.session_changed(name)
+    broker.changed("s", name)
 
 
 def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
@@ -275,7 +276,7 @@ def _end_session(broker: Broker, name: Name, why: str) -> None:
     session = broker.sessions.pop(name, None)
     if session is None:
         return
-    broker.session_changed(name)
+    broker.changed("s", name)
     for number, subscription in session.bound:
         queue = broker.queue(number)
         if queue is not None and not queue.header.deleted:

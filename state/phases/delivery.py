@@ -15,7 +15,7 @@ from ...protocol.outputs import Deliveries
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
-from ..queue.consumers import Candidate
+from ..queue.consumers import Candidate, leaves_on_send
 from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import Event
@@ -211,7 +211,7 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
                     subscription=subscription.id,
                 )  # fmt: skip
         _emit_numbered(broker, queue, subscription, rows, own, until)
-        if definition.semantics == "at-most-once" or subscription.removes_on_send:
+        if leaves_on_send(definition, subscription):
             apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
 
 

@@ -18,7 +18,6 @@ from ..queue.consumers import UNLIMITED, Candidate, Kind, Order
 from ..queue.queue import Queue
 from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
-from ..rules.fairness import share
 from ..rules.filter_matching import Blocks, matching
 from ..rules.returned_leases import expire
 from ..storage.row import HIGHEST, LOWEST, Row
@@ -74,7 +73,7 @@ def _chosen(
         if not kind.free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
         rows = search.take(kind.filter, most, kind.free)
-        receivers = share(order, kind, len(rows), header.served)
+        receivers = order.share(kind, len(rows), header.served)
         last = len(rows) == rooms
     else:
         last = False

@@ -297,13 +297,9 @@ class Broker:
 
     # ------------------------------------------------------------ sessions and producers
 
-    def _change(self, kind: str, name: Name) -> None:
-        """Note that the mark must write a session or a producer."""
+    def changed(self, kind: str, name: Name) -> None:
+        """Note that the mark must write a session ("s") or a producer ("p")."""
         self._changed[kind].add(name)
-
-    def session_changed(self, name: Name) -> None:
-        """Note that the mark must write a session."""
-        self._change("s", name)
 
     def producer(self, where: str, name: str) -> ProducerHistory:
         """The history of a producer, which gets a receipt in this step. where: see
@@ -323,13 +319,13 @@ class Broker:
             history.forgotten_at = self.now + idle
         history.begin()
         self.receipts[key] = history
-        self._change("p", key)
+        self.changed("p", key)
         return history
 
     def forget_producer(self, name: Name) -> None:
         """Forget a producer's history."""
         self.producers.pop(name, None)
-        self._change("p", name)
+        self.changed("p", name)
 
     # ------------------------------------------------------------ outputs
 

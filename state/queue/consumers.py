@@ -13,6 +13,7 @@ consumers wait. Other brokers have few subscriptions, so these are looked at eac
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from heapq import heappop, heapreplace
 from operator import attrgetter
 
 import msgspec
@@ -35,6 +36,11 @@ def backlog_of(definition: QueueDefinition, subscription: Subscription) -> int:
 def _backlog_of_queue(definition: QueueDefinition) -> int:
     """The lower of the queue's own limits."""
     return min(definition.max_per_subscription_backlog, definition.max_delivered_unacked_per_flow)
+
+
+def leaves_on_send(definition: QueueDefinition, subscription: Subscription) -> bool:
+    """Whether messages for a subscription leave when they are sent, without a lease (L2)."""
+    return subscription.removes_on_send or definition.semantics == "at-most-once"
 
 
 def own_backlog(subscription: Subscription) -> int:
@@ -126,12 +132,48 @@ class Order:
             return min(firsts, key=lambda one: (one[1] <= served, one[1]))[2]
         return min(firsts)[2]
 
+    def share(self, kind: Kind, messages: int, served: int) -> list[Candidate]:
+        """The candidates of a kind that get ``messages`` messages in a row; together they have room
+        for them. Each has room for one at least, so no more candidates than messages are needed."""
+        if len(kind.ranked) == 1:  # most often
+            return [kind.ranked[0][2]] * messages
+        candidates = self.first(kind, served, messages)
+        if len(candidates) < 2 or (kind.free and self.model != "round-robin"):
+            return candidates[:1] * messages
+        if self.model == "proportional":
+            return _by_ratio(candidates, messages)
+        out: list[Candidate] = []
+        given = 0
+        while len(out) < messages:
+            if self.model == "fast":  # each is filled up
+                candidate = candidates[given]
+                out += [candidate] * min(candidate.room, messages - len(out))
+            else:  # each gets one in turn
+                candidates = [one for one in candidates if one.room > given]
+                out += candidates[: messages - len(out)]
+            given += 1
+        return out
+
     def _first(self, kind: Kind, served: int) -> int:
         """Where the first one is: under `round-robin` behind the one served last (F2)."""
         if self.model != "round-robin":
             return 0
         at = bisect_left(kind.ranked, (0, served + 1))
         return at if at < len(kind.ranked) else 0
+
+
+def _by_ratio(candidates: list[Candidate], messages: int) -> list[Candidate]:
+    heap = [(one.rank, one.number, one.held, one) for one in candidates]  # sorted, so a heap
+    out: list[Candidate] = []
+    while len(out) < messages:
+        _, number, held, one = heap[0]
+        out.append(one)
+        held += 1
+        if held < one.backlog:
+            heapreplace(heap, (held / one.backlog, number, held, one))
+        else:
+            heappop(heap)
+    return out
 
 
 class Bound(msgspec.Struct):
@@ -146,7 +188,7 @@ class Consumers:
 
     __slots__ = (
         "_again", "_bound", "_candidates", "_changed", "_definition", "_most", "_order",
-        "_removes", "_unwatched", "_watched_by", "by_id", "by_number", "listed", "others",
+        "_unwatched", "_watched_by", "by_id", "by_number", "listed", "others",
     )  # fmt: skip
 
     def __init__(self, listed: list[Subscription]) -> None:
@@ -194,16 +236,15 @@ class Consumers:
         if definition is not self._definition:
             self._definition, self._order = definition, Order(definition.fairness_model)
             self._most = _backlog_of_queue(definition)
-            self._removes = definition.semantics == "at-most-once"
             self._candidates, self._bound = {}, {}
             self._changed.update(self.by_number)
         if self._changed:
             for number in self._changed:
-                self._place(number)
+                self._place(number, definition)
             self._changed.clear()
         return self._order
 
-    def _place(self, number: int) -> None:
+    def _place(self, number: int, definition: QueueDefinition) -> None:
         one, candidate = self.by_number.get(number), self._candidates.get(number)
         if one is None or one.ending:
             if candidate is not None:
@@ -214,7 +255,7 @@ class Consumers:
         if one.broker is not None:
             return
         if candidate is None:
-            free = self._removes or one.removes_on_send
+            free = leaves_on_send(definition, one)
             candidate = self._candidates[number] = Candidate(one, number, free)
             insort(self._bound.setdefault(one.filter, Bound()).numbers, number)
         backlog, held, room = 1 if one.max_backlog is None else one.max_backlog, one.held, 0

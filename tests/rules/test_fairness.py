@@ -13,7 +13,6 @@ from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Batch, Limits
 from lakequeue.state.queue.consumers import Consumers
 from lakequeue.state.queue.header import Subscription
-from lakequeue.state.rules.fairness import share
 
 from . import steps as tools
 from .steps import delivered, of, started, subscribe
@@ -126,7 +125,7 @@ class Walk:
             if not kind.free:
                 assert kind.room == sum(one.backlog - one.held for one in able)
             messages = min(self.random.randrange(12), kind.room)
-            shared = [one.number for one in share(order, kind, messages, served)]
+            shared = [one.number for one in order.share(kind, messages, served)]
             assert shared == in_turn(model, able, served, messages)
 
     def give_one_by_one(self) -> None:
