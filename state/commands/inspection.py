@@ -186,7 +186,9 @@ def _blocked(broker: Broker, queue: Queue) -> str | None:
         return "max_delivered_unacked"
     if header.faulted:
         return f"faulted: {header.faulted}"
-    first = _first_key(queue)
+    row, first = queue.ready.first(), queue.first_cold()
+    if row is not None:
+        first = row.key if first is None else min(row.key, first)
     if first is None and queue.ready.lanes:
         return "partition_key"  # each ready message waits for another one with its key (O4)
     behind = NEVER << 128
@@ -215,13 +217,6 @@ def _matches_nothing(queue: Queue, text: str, below: int) -> bool:
             return False
     segments = queue.cold.segments()
     return all(s.first >= below or s.was_seen_by(view.number) for s in segments)
-
-
-def _first_key(queue: Queue) -> int | None:
-    """The key of the next message, for any consumer."""
-    row, cold = queue.ready.first(), queue.first_cold()
-    keys = [key for key in (None if row is None else row.key, cold) if key is not None]
-    return min(keys, default=None)
 
 
 def _at_limit(broker: Broker) -> bool:

@@ -154,10 +154,8 @@ def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
     """Raise ValueError for an inbox outside the VPN's own topics."""
-    inboxes = [("reply", command.reply)]
-    if isinstance(command, c.Subscribe):
-        inboxes.append(("inbox", command.inbox))  # type: ignore[arg-type]
-    for name, inbox in inboxes:
+    for name in ("reply", "inbox"):
+        inbox = getattr(command, name, None)
         if inbox is not None and not is_inbox_of(vpn, inbox.topic):
             raise ValueError(
                 f"{name}: topic {inbox.topic!r} – allowed are '{vpn}.deliveries' and topics whose "

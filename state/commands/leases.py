@@ -50,9 +50,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget
     if begins:
         task.done = {"n": 0}
         if command.received:
-            subscription = queue.subscription(command.subscription)
-            if subscription is not None:
-                _confirm(broker, queue, subscription, command.received)
+            _confirm(broker, queue, command)
         keep_ids_ahead(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
@@ -77,11 +75,6 @@ def _next_part(
         return by_ids(broker, queue, task, ranges, budget, moving=True)
     last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
-    return _held_up_to(queue, subscription, last, budget)
-
-
-def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budget: Budget) -> Part:
-    """The messages with ids up to this one that a subscription leases."""
     held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
     found = [row for row in held.values() if row.id <= last]
     rows = found[: max(budget.rows, 1)]
@@ -91,17 +84,18 @@ def _held_up_to(queue: Queue, subscription: Subscription | None, last: int, budg
 
 def has_arrived(broker: Broker, queue: Queue, command: c.TransportAck) -> None:
     """The client confirms what has arrived (C1). An unknown subscription has ended."""
+    if not _confirm(broker, queue, command):
+        broker.in_vain()
+
+
+def _confirm(broker: Broker, queue: Queue, command: c.TransportAck | c.Ack) -> bool:
     subscription = queue.subscription(command.subscription)
     if subscription is None:
-        broker.in_vain()
-    else:
-        _confirm(broker, queue, subscription, command.received)
-
-
-def _confirm(broker: Broker, queue: Queue, subscription: Subscription, received: int) -> None:
-    transport_acks.confirm(subscription, received, broker.now)
+        return False
+    transport_acks.confirm(subscription, command.received, broker.now)
     queue.consumers.watch(subscription)
     broker.touch(queue)
+    return True
 
 
 def _one_choice(command: c.Ack) -> None:

@@ -251,9 +251,10 @@ def heartbeat(broker: Broker, vpn: str, command: Heartbeat) -> bool:
 def bye(broker: Broker, vpn: str, command: Bye) -> None:
     """End a session at its client's request."""
     name = vpn, command.session
-    if name not in broker.sessions:
+    if name in broker.sessions:
+        _end_session(broker, name, "closed")
+    else:
         broker.in_vain()
-    _end_session(broker, name, "closed")
 
 
 def end_lost(broker: Broker, name: Name, why: str = "heartbeats missed") -> None:
@@ -273,9 +274,7 @@ def end_all(broker: Broker, vpn: str) -> None:
 
 def _end_session(broker: Broker, name: Name, why: str) -> None:
     """End all subscriptions of a session, each in its queue's turn."""
-    session = broker.sessions.pop(name, None)
-    if session is None:
-        return
+    session = broker.sessions.pop(name)
     broker.changed("s", name)
     for number, subscription in session.bound:
         queue = broker.queue(number)

@@ -199,20 +199,15 @@ class Broker:
 
     def due_queues(self, most: int) -> list[Queue]:
         """Up to ``most`` queues with a deadline that has passed, the longest overdue first."""
-        found: list[Queue] = []
-        while len(found) < most and (number := self._due_queues.take(self.now)) is not None:
-            queue = self.queues[number]
+        found = [self.queues[number] for number in self._due_queues.take(self.now, most)]
+        for queue in found:
             queue.header.due_at = NEVER
             queue.dirty = True
-            found.append(queue)
         return found
 
     def due_names(self, most: int) -> list[tuple[str, Name]]:
         """Up to ``most`` sessions and producers with a deadline that has passed."""
-        found: list[tuple[str, Name]] = []
-        while len(found) < most and (due := self._due_names.take(self.now)) is not None:
-            found.append(due)
-        return found
+        return self._due_names.take(self.now, most)
 
     def _time_of_queue(self, number: int) -> int:
         queue = self.queues.get(number)

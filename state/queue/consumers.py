@@ -318,10 +318,7 @@ class Consumers:
     def send_again(self, now: int) -> list[Subscription]:
         """The flows whose messages have to be sent again now, oldest first. The caller watches them
         again."""
-        found: list[int] = []
-        while (number := self._again.take(now)) is not None:
-            found.append(number)
-        return [self.by_number[number] for number in sorted(found)]
+        return [self.by_number[number] for number in sorted(self._again.take(now))]
 
     def _time_of(self, number: int) -> int:
         one = self.by_number.get(number)

@@ -418,16 +418,15 @@ class Queue:
         if text is not None and not any(s.filter == text for s in self.header.subscriptions):
             self.ready.views.pop(text, None)
 
-    def finds(self, number: int) -> tuple[Row, Runs | None, Segment | None] | None:
-        """A message's row; for a cold one also its runs and its segment."""
-        if (row := self.live.get(number)) is not None:
-            return row, None, None
-        for runs in (self.cold, self.later):
-            for segment in runs.with_ids([(number, number)]) if runs.rows else ():
-                for one in runs.read(segment):
-                    if one.id == number:
-                        return one, runs, segment
-        return None
+    def live_row(self, number: int) -> Row | None:
+        """A message's row; a cold one becomes live."""
+        for runs in (self.cold, self.later) if number not in self.live else ():
+            for segment in runs.with_ids([(number, number)]):
+                rows = runs.read(segment)
+                found = [row for row in rows if row.id == number]
+                if found:
+                    self.thaw(runs, segment, found, [row for row in rows if row.id != number])
+        return self.live.get(number)
 
     def holds(self, number: int) -> bool:
         """Whether the queue has a message."""

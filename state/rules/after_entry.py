@@ -13,7 +13,7 @@ to its position here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..limits import Budget
@@ -28,7 +28,7 @@ WHY = "acknowledged early"
 
 
 def keep_early_acks(
-    broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str
+    broker: Broker, queue: Queue, ranges: Sequence[Sequence[int]], subscription: str
 ) -> None:
     """Keep an ack for as many of these ids as there is room for. It replaces earlier acks."""
     until = broker.now + queue.definition.deferred_ack_expiration_ms
@@ -42,7 +42,9 @@ def keep_early_acks(
         )
 
 
-def _ignore(broker: Broker, queue: Queue, ranges: list[tuple[int, int]], subscription: str) -> None:
+def _ignore(
+    broker: Broker, queue: Queue, ranges: Sequence[Sequence[int]], subscription: str
+) -> None:
     """Count acks for which there is no room, and journal them once."""
     queue.count("ack_ignored", sum(last - first + 1 for first, last in ranges))
     broker.record(

@@ -25,7 +25,7 @@ from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
-from ..storage.ranges import contains
+from ..storage.ranges import contains, union
 from ..storage.row import DELAYED, LOWEST, MOVING, Row, by_arrival
 from ..storage.runs import Runs
 from ..storage.segments import Segment
@@ -124,7 +124,9 @@ def wanted(
     end, inactive = task.done["end"], task.done["inactive"]
     active = None if inactive is None else int(inactive, 16)
     part = Part()
-    later, start = _parse_cursor(task.cursor)
+    later, start = True, LOWEST  # among the delayed rows?, and the key
+    if task.cursor:
+        later, start = task.cursor[0] == "d", int(task.cursor[1:])
     while not budget.spent and not part.last:
         runs = queue.later if later else queue.cold
         live = [row for row in queue.live.values() if (row.state == DELAYED) is later]
@@ -170,11 +172,6 @@ def split_moving(
     if getattr(command, "dry_run", False):
         return here, len(ids)
     return here, broker.mesh.forward_for_moving(queue, command, ids)
-
-
-def _parse_cursor(cursor: str) -> tuple[bool, int]:
-    """Where a command goes on: among the delayed rows?, and the key."""
-    return (cursor[0] == "d", int(cursor[1:])) if cursor else (True, LOWEST)
 
 
 def _afforded(broker: Broker, rows: list[Row], where: str, budget: Budget) -> int:
@@ -230,7 +227,9 @@ def by_ids(
         if part is not None:  # most often
             return part
         task.done["until"] = broker.spool.next_id()  # ids from here on do not exist yet
-        task.done["wide"] = _is_wide(queue, _existing(broker, task, ranges))
+        # With more ids than messages, scanning the queue is cheaper.
+        spanned = sum(high - low + 1 for low, high in _existing(broker, task, ranges))
+        task.done["wide"] = spanned > max(LOOK_UP_MAX, queue.header.depth)
     ranges = _existing(broker, task, ranges)
     if task.done["wide"]:
         return wanted(broker, queue, task, None, ranges, budget, thaw=thaw, moving=moving)
@@ -281,12 +280,6 @@ def _existing(broker: Broker, task: Task, ranges: Ranges) -> Ranges:
     for low, high in ranges:
         existing += [(low, min(high, until - 1)), (max(low, last + 1), high)]
     return [(low, high) for low, high in existing if low <= high]
-
-
-def _is_wide(queue: Queue, ranges: Ranges) -> bool:
-    """Whether there are more ids than messages, so that scanning the queue is cheaper."""
-    spanned = sum(high - low + 1 for low, high in ranges)
-    return spanned > max(LOOK_UP_MAX, queue.header.depth)
 
 
 def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
@@ -351,7 +344,7 @@ def ignore_missing(broker: Broker, queue: Queue, part: Part, subscription: str) 
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
     late: list[int] = []
-    never: Ranges = []
+    never: list[int] = []
     left = broker.limits.ignored_acks
     for low, high in part.named:
         for number in range(low, high + 1):
@@ -363,9 +356,8 @@ def ignore_missing(broker: Broker, queue: Queue, part: Part, subscription: str) 
             # Ids of other brokers may be anywhere.
             if number >> COUNTER_BITS != broker.home.number or has_entered(taken, number):
                 late.append(number)
-            elif never and never[-1][1] == number - 1:
-                never[-1] = (never[-1][0], number)
             else:
-                never.append((number, number))
+                never.append(number)
     ignore(broker, queue, late, subscription, "not in the queue")
-    after_entry.keep_early_acks(broker, queue, never, subscription)
+    ranges = union([number, number] for number in never)
+    after_entry.keep_early_acks(broker, queue, ranges, subscription)

@@ -131,13 +131,8 @@ def _account(
 def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:
     """Note that a message that is in the dead message queue already died in one more queue, so that
     it can be redriven there too (X6)."""
-    found = target.finds(number)
-    assert found is not None
-    row, runs, segment = found
-    if runs is not None and segment is not None:
-        rows = runs.read(segment)
-        row = next(one for one in rows if one.id == number)
-        target.thaw(runs, segment, [row], [one for one in rows if one is not row])
+    row = target.live_row(number)
+    assert row is not None
     extras, new = row.extras, names_of(about)
     dead = dead_part(extras)
     if dead is None:  # it was published to the dead message queue as well

@@ -11,7 +11,7 @@ Results are cached until a definition or a subscription changes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...definitions import QueueDefinition, is_regex
@@ -30,12 +30,14 @@ class Patterns:
     """Numbers of queues by pattern. Topics are found by name, wildcards by their first level;
     regular expressions are tried one by one."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind_of: Callable[[str], str]) -> None:
+        self._kind_of = kind_of
         self.topics: dict[str, set[int]] = {}
         self.wildcards: dict[str, dict[str, set[int]]] = {}  # "": the first level is a wildcard
         self.regexes: dict[str, set[int]] = {}
 
-    def _page(self, kind: str, pattern: str) -> dict[str, set[int]]:
+    def _page(self, pattern: str) -> dict[str, set[int]]:
+        kind = self._kind_of(pattern)
         if kind == TOPIC:
             return self.topics
         if kind == REGEX:
@@ -43,13 +45,13 @@ class Patterns:
         first = pattern.partition("/")[0]
         return self.wildcards.setdefault("" if first.endswith("*") or first == ">" else first, {})
 
-    def add(self, kind: str, pattern: str, number: int) -> None:
+    def add(self, pattern: str, number: int) -> None:
         """Add a queue's pattern."""
-        self._page(kind, pattern).setdefault(pattern, set()).add(number)
+        self._page(pattern).setdefault(pattern, set()).add(number)
 
-    def drop(self, kind: str, pattern: str, number: int) -> None:
+    def drop(self, pattern: str, number: int) -> None:
         """Remove a queue's pattern."""
-        page = self._page(kind, pattern)
+        page = self._page(pattern)
         numbers = page.get(pattern, set())
         numbers.discard(number)
         if not numbers:
@@ -75,20 +77,16 @@ class TopicTable:
     definition and its subscriptions."""
 
     def __init__(self, queues: Iterable[tuple[int, QueueDefinition, Iterable[str]]]) -> None:
-        self.captured, self.subscribed = Patterns(), Patterns()
+        self.captured = Patterns(lambda topic: REGEX if is_regex(topic) else TOPIC)
+        self.subscribed = Patterns(kind_of)
         for number, definition, topics in queues:
-            topic = definition.underlying_topic
-            self.captured.add(_kind_of_captured(topic), topic, number)
+            self.captured.add(definition.underlying_topic, number)
             for pattern in topics:
-                self.subscribed.add(kind_of(pattern), pattern, number)
+                self.subscribed.add(pattern, number)
 
     def find(self, topic: str) -> set[int]:
         """The queues that store a message published to a topic."""
         return self.captured.find(topic) | self.subscribed.find(topic)
-
-
-def _kind_of_captured(topic: str) -> str:
-    return REGEX if is_regex(topic) else TOPIC
 
 
 def _of_vpn(broker: Broker, vpn: str) -> TopicTable:
@@ -107,14 +105,13 @@ def add_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue capture its underlying topic."""
     topic = definition.underlying_topic
     broker.emit(Capture(topic))
-    _of_vpn(broker, definition.vpn).captured.add(_kind_of_captured(topic), topic, number)
+    _of_vpn(broker, definition.vpn).captured.add(topic, number)
     forget_found(broker)
 
 
 def drop_route(broker: Broker, definition: QueueDefinition, number: int) -> None:
     """Let a queue no longer capture its underlying topic."""
-    topic = definition.underlying_topic
-    _of_vpn(broker, definition.vpn).captured.drop(_kind_of_captured(topic), topic, number)
+    _of_vpn(broker, definition.vpn).captured.drop(definition.underlying_topic, number)
     forget_found(broker)
 
 
@@ -137,10 +134,10 @@ def change_topics(broker: Broker, queue: Queue, gone: Iterable[str], new: Iterab
     subscribed = _of_vpn(broker, broker.vpn_of(queue)).subscribed
     for topic in gone:
         del topics[bisect_left(topics, topic)]
-        subscribed.drop(kind_of(topic), topic, queue.number)
+        subscribed.drop(topic, queue.number)
     for topic in new:
         insort(topics, topic)
-        subscribed.add(kind_of(topic), topic, queue.number)
+        subscribed.add(topic, queue.number)
     broker.touch(queue)
     forget_found(broker)
 

@@ -62,10 +62,12 @@ class Calendar(Generic[Key]):
         """The key that is longest overdue; None if none is due."""
         return self._heap[0][1] if self.next() <= now else None
 
-    def take(self, now: int) -> Key | None:
-        """Like `due`, and removes the key. It is due again after another `watch`."""
-        key = self.due(now)
-        if key is not None:
+    def take(self, now: int, most: int = NEVER) -> list[Key]:
+        """Remove up to ``most`` keys that are due; returns them, the longest overdue first. Each is
+        due again after another `watch`."""
+        found: list[Key] = []
+        while len(found) < most and (key := self.due(now)) is not None:
             heappop(self._heap)
             del self._entries[key]
-        return key
+            found.append(key)
+        return found

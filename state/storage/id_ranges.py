@@ -103,9 +103,7 @@ class IdRanges:
 
     def remove_over(self, now: int, most: int) -> list[IdRange]:
         """Remove up to ``most`` ranges whose time is over, the earliest end first; returns them."""
-        over: list[IdRange] = []
-        while len(over) < most and (one := self._ends.take(now)) is not None:
-            over.append(one)
+        over = self._ends.take(now, most)
         self.exchange(over, [])
         return over
 

@@ -6,10 +6,10 @@ The counts of shared messages are in pages of 1,024 ids, each an array of 4 KB.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 
 import msgspec
 
+from .ranges import Ranges, union
 from .store import Store
 
 PAGE_BITS = 10
@@ -25,7 +25,7 @@ class MatchCounts:
 
     __slots__ = ("_changed", "_store", "pages")
 
-    def __init__(self, store: Store, state: Iterable[tuple[int, int]] = ()) -> None:
+    def __init__(self, store: Store, state: Ranges) -> None:
         self._store = store
         # None: not read yet. A page without a key here has no counts; `Spool` checks that itself.
         self.pages: dict[int, array[int] | None] = {
@@ -52,7 +52,7 @@ class MatchCounts:
         if not page[ENTRIES]:
             del self.pages[at]
 
-    def state(self) -> list[tuple[int, int]]:
+    def state(self) -> Ranges:
         """Write the pages that changed; returns the constructor's ``state``: ranges of pages."""
         for at in self._changed:
             page = self.pages.get(at)
@@ -62,13 +62,7 @@ class MatchCounts:
                 counts = enumerate(page[:ENTRIES])
                 self._store.put(f"m/{at}", _encode([entry for entry in counts if entry[1]]))
         self._changed.clear()
-        ranges: list[tuple[int, int]] = []
-        for at in sorted(self.pages):
-            if ranges and ranges[-1][1] == at - 1:
-                ranges[-1] = (ranges[-1][0], at)
-            else:
-                ranges.append((at, at))
-        return ranges
+        return union([at, at] for at in self.pages)
 
     def _page(self, at: int) -> array[int] | None:
         if at not in self.pages:

@@ -235,7 +235,7 @@ class Runs:
         if segment is None:
             return []
         rows = self._pages.look(segment)
-        self._leave(segment, rows)
+        self._leave(segment, [row.id for row in rows])
         return rows
 
     def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
@@ -244,7 +244,7 @@ class Runs:
         if number != segment.number:
             ids = [row.id for row in self.read(segment)]
         if not rows:
-            self._leave(segment, None, ids)
+            self._leave(segment, ids)
             return
         kept = {row.id for row in rows}
         removed = [one for one in ids if one not in kept]
@@ -441,12 +441,12 @@ class Runs:
         if segment.due < due:
             self._due.watch(segment.number, segment.due)
 
-    def _leave(self, segment: Segment, rows: list[Row] | None, ids: Iterable[int] = ()) -> None:
-        """Remove a segment with all its rows."""
+    def _leave(self, segment: Segment, ids: Iterable[int]) -> None:
+        """Remove a segment with all its rows, which have these ids."""
         group = segment.group
         self.rows -= segment.rows
         self.bytes -= segment.bytes
-        self._ids.remove(ids if rows is None else [row.id for row in rows])
+        self._ids.remove(ids)
         self._delete(group, segment)
         if not group.segments and not group.merge:
             self._groups.remove(group)
@@ -454,10 +454,7 @@ class Runs:
 
     def _delete(self, group: Group, segment: Segment) -> None:
         """Delete a segment and its page. Its rows are elsewhere."""
-        if group.segments[0] is segment:
-            del group.segments[0]
-        else:
-            group.segments.remove(segment)
+        group.segments.remove(segment)
         del self._segments[segment.number]
         self._due.forget(segment.number)
         self._pages.delete(segment)

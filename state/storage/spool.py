@@ -29,6 +29,7 @@ from .blocks import (
     stored_length,
 )  # fmt: skip
 from .match_counts import PAGE_BITS, MatchCounts
+from .ranges import Ranges
 from .row import IN_MEMORY, NO_KEY, Row
 from .store import Store
 
@@ -54,7 +55,7 @@ class SpoolState(msgspec.Struct, array_like=True):
     next_block: int = 1
     open_block: int = 0
     blocks: list[int] = []  # pages of `BlockTable`
-    matches: list[tuple[int, int]] = []  # of `MatchCounts`
+    matches: Ranges = []  # of `MatchCounts`
     locations: list[tuple[int, ContentLocation]] = []
 
 
