@@ -162,10 +162,10 @@ class Admission:
         producer = broker.producer(where, sender.producer)
         producer.set_sender(sender.reply, sender.start)
         for seq in (seq + producer.receipt.base for seq in seqs):
-            if producer.is_superseded(seq):
-                producer.refused_as_superseded(seq, why)
-                continue
-            if producer.is_new(seq):
+            refusal = producer.refusal(seq)
+            if refusal is not None:
+                producer.refused_for_good(seq, refusal, why)
+            elif producer.is_new(seq):
                 producer.take(seq)
                 producer.refused(seq, reason, "", why)
             else:
@@ -200,7 +200,7 @@ class Admission:
         broker = self._broker
         try:
             if producer is not None and (
-                messages.seq <= producer.high or producer.is_superseded(messages.seq)
+                messages.seq <= producer.high or producer.refusal(messages.seq) is not None
             ):
                 return None
             if not queues or refusal_of_tables(broker, messages.header):
@@ -236,11 +236,11 @@ class Admission:
         """Admit one message, or refuse it."""
         broker, header, seq = self._broker, message.header, message.seq
         if producer is not None:
-            if producer.is_superseded(seq):
+            refusal = producer.refusal(seq)
+            if refusal is not None:
                 why = f"another producer with the id {header.producer[:200]!r} has started since"
-                reason = Reason.MALFORMED if producer.has_used_up(seq) else Reason.SUPERSEDED
-                count_refusal(broker, None, reason, message)
-                producer.refused_as_superseded(seq, why)
+                count_refusal(broker, None, refusal, message)
+                producer.refused_for_good(seq, refusal, why)
                 return
             if not producer.is_new(seq):
                 producer.repeat(seq)

@@ -96,21 +96,17 @@ class ProducerHistory:
         self._is_earlier = later < len(self.starts)
         self._most = self.starts[later][1] if self._is_earlier else SEQUENCE_MAX
 
-    def is_superseded(self, seq: int) -> bool:
-        """Whether an earlier, superseded start sent this, or no sequences are left."""
-        return seq > self._most or (self._is_earlier and ranges.contains(self.refusals, seq))
+    def refusal(self, seq: int) -> Reason | None:
+        """Why a sequence is refused for good: it belongs to a later start (`SUPERSEDED`), or none
+        is left, because the client skipped most of them (`MALFORMED`)."""
+        if seq > self._most or (self._is_earlier and ranges.contains(self.refusals, seq)):
+            return Reason.SUPERSEDED if self._is_earlier else Reason.MALFORMED
+        return None
 
-    def refused_as_superseded(self, seq: int, detail: str) -> None:
-        """Refuse a message of an earlier start, whose sequence now belongs to a later one; or one
-        for which no sequence is left."""
-        if self.has_used_up(seq):
-            self.receipt.nacks.append((seq, Reason.MALFORMED.value, "", USED_UP))
-        else:
-            self.receipt.nacks.append((seq, Reason.SUPERSEDED.value, "", detail))
-
-    def has_used_up(self, seq: int) -> bool:
-        """Whether no sequences are left, because the client skipped most of them."""
-        return seq > SEQUENCE_MAX and not self._is_earlier
+    def refused_for_good(self, seq: int, reason: Reason, detail: str) -> None:
+        """Answer a sequence with such a `refusal`. detail: for a superseded one."""
+        detail = USED_UP if reason is Reason.MALFORMED else detail
+        self.receipt.nacks.append((seq, reason.value, "", detail))
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence has not come before."""
