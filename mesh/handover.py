@@ -23,8 +23,8 @@ from ..state.rules.after_entry import apply_early_ack, keep_last
 from ..state.rules.dead import join
 from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import expires_at, match, plain_match, refusal
+from ..state.storage.blocks import Content
 from ..state.storage.row import IN_MEMORY, MOVING, NEVER, Row
-from ..state.storage.spool import Content
 from .channel import say
 from .credit import count_come
 from .facts import MeshFacts, born_of, entry_of, key_of

@@ -52,8 +52,8 @@ from ..state.queue.header import Subscription, Task
 from ..state.queue.mesh_interface import LATER
 from ..state.queue.queue import Queue
 from ..state.rules.routing import has_topic
+from ..state.storage.blocks import Content
 from ..state.storage.row import NEVER, Row
-from ..state.storage.spool import Content
 from . import channel, credit, directory, handover, in_transit_commands, moves, stand_ins
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link

@@ -31,8 +31,8 @@ from ..state.rules.dead import take_later_deaths
 from ..state.rules.edits import AGAIN, TRANSIT
 from ..state.rules.returned_leases import die
 from ..state.rules.routing import forget_found
+from ..state.storage.blocks import Content
 from ..state.storage.row import MOVING, READY, Row, by_arrival
-from ..state.storage.spool import Content
 from . import in_transit_commands
 from .channel import say
 from .facts import (

@@ -34,8 +34,8 @@ from ...state.queue.change import apply
 from ...state.queue.queue import Queue
 from ...state.queue.table import Event
 from ...state.rules.edits import edited
+from ...state.storage.blocks import Content
 from ...state.storage.row import MOVING, NEVER, Row
-from ...state.storage.spool import Content
 from .bridge_facts import ELSEWHERE, BridgeFacts, Flight, Link
 from .endpoint import (
     NUMBER,

@@ -22,8 +22,8 @@ from ..rules.active_set import first_inactive
 from ..rules.command_targets import window
 from ..rules.edits import dead_part, edited
 from ..rules.filter_matching import Blocks, matching
+from ..storage.blocks import Content
 from ..storage.row import DELAYED, GONE, LEASED, LOWEST, NEVER, Row
-from ..storage.spool import Content
 from .answers import PartialAnswer
 from .permissions import READ_ONLY, may
 
@@ -300,13 +300,12 @@ def _next_in_order(queue: Queue, start: int, most: int) -> tuple[list[Row], int 
     read."""
     if start < LATER:
         found = window(queue.live.values(), queue.cold, start, most)
-        following = LATER if found.end is None else found.end + 1
-        if found.end is None and not queue.later.rows:
-            return found.rows, None, len(found.cold)
-        return found.rows, following, len(found.cold)
-    found = window((), queue.later, start - LATER, most)
-    end = None if found.end is None else LATER + found.end + 1
-    return found.rows, end, len(found.cold)
+        following = LATER if queue.later.rows else None
+    else:
+        found, following = window((), queue.later, start - LATER, most), None
+    if found.end is not None:
+        following = found.end + 1 + (LATER if start >= LATER else 0)
+    return found.rows, following, len(found.cold)
 
 
 def _browse_key(queue: Queue, row: Row) -> int:

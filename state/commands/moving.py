@@ -33,8 +33,8 @@ from ..rules.dead import died_in, find_any, names_of, put
 from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part, with_edits
 from ..rules.entry_checks import Match, has_already, match_stored, program_of
 from ..rules.returned_leases import expire
+from ..storage.blocks import Content
 from ..storage.row import DELAYED, LEASED, NEVER, Row
-from ..storage.spool import Content
 
 LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message already

@@ -23,8 +23,8 @@ from ..rules import transport_acks
 from ..rules.edits import dead_part, edited
 from ..rules.filter_matching import matching
 from ..rules.returned_leases import bury_oversize, expire
+from ..storage.blocks import Content
 from ..storage.row import NEVER, READY, Row
-from ..storage.spool import Content
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64

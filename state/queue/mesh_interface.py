@@ -12,8 +12,8 @@ from typing import Any
 
 from ...protocol.messages import Records
 from ..limits import Budget
+from ..storage.blocks import Content
 from ..storage.row import NEVER, Row
-from ..storage.spool import Content
 from .header import Subscription, Task
 from .queue import Queue
 

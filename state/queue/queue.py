@@ -137,7 +137,7 @@ class Queue:
         for lane, key, segment in page.parked:
             self.ready.park(lane, int(key, 16), segment)
         for view in page.views:
-            self.ready.restore(view)
+            self.ready.add_view(view)
         self.__class__ = Queue
 
     @property
@@ -409,7 +409,7 @@ class Queue:
         """The view of a filter, made at first use."""
         view = self.ready.views.get(text)
         if view is None:
-            view = self.ready.view(text, self.header.next_filter)
+            view = self.ready.add_view(ViewState(text, self.header.next_filter))
             self.header.next_filter += 1
         return view
 

@@ -80,10 +80,10 @@ class ViewState(msgspec.Struct, array_like=True):
 
     text: str
     number: int
-    matched: list[int]
-    others: list[int]
-    skipped: list[tuple[int, str]]  # lanes and keys, which are longer than 64 bits
-    behind: list[int]
+    matched: list[int] = []
+    others: list[int] = []
+    skipped: list[tuple[int, str]] = []  # lanes and keys, which are longer than 64 bits
+    behind: list[int] = []
 
 
 class FilterView:
@@ -422,15 +422,8 @@ class Ready:
 
     # ------------------------------------------------------------ views
 
-    def view(self, text: str, number: int) -> FilterView:
-        """Add a view for a filter. All rows are unseen."""
-        view = self.views[text] = FilterView(text, number)
-        view.unseen = [entry for entry in self.heap if self._is_valid(entry)]
-        heapify(view.unseen)
-        return view
-
-    def restore(self, state: ViewState) -> None:
-        """Add a view from a queue's page."""
+    def add_view(self, state: ViewState) -> FilterView:
+        """Add a view, as it is in a queue's page. To a new one, all rows are unseen."""
         view = self.views[state.text] = FilterView(state.text, state.number)
         view.seen = {**dict.fromkeys(state.matched, True), **dict.fromkeys(state.others, False)}
         view.skipped = {lane: int(key, 16) for lane, key in state.skipped}
@@ -438,6 +431,7 @@ class Ready:
         for entry in self.heap:
             if self._is_valid(entry):
                 self._show(view, entry)
+        return view
 
     def hold_back(self, view: FilterView, row: Row) -> None:
         """Hold back a view's first match: an earlier message of its lane is cold (O4)."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol import wire
+from ..storage.blocks import Content
 from ..storage.row import Row
-from ..storage.spool import Content
 
 # Keys of the extras. All other keys are the data of a dead message.
 EDITED = "edited"  # the edits

@@ -22,8 +22,8 @@ from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.queue import Queue
+from ..storage.blocks import Content
 from ..storage.row import NEVER, Row
-from ..storage.spool import Content
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52

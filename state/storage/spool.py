@@ -33,8 +33,6 @@ from .ranges import Ranges
 from .row import IN_MEMORY, NO_KEY, Row
 from .store import Store
 
-__all__ = ["Content", "Spool", "SpoolState"]
-
 Located = tuple[Content, Row | ContentLocation]  # the second gets the first one's location
 
 OVERHEAD = 1_000  # bytes of memory that a message takes besides its content: its row
