@@ -90,12 +90,9 @@ class Runs:
     def state(self) -> RunsState:
         """Write, and return the part for the queue's page."""
         self.write()
-        groups = [(0, group) for group in self._groups]
-        for merge in self._merges:
-            groups += [(merge.number, group) for group in (merge.output, *merge.inputs)]
         return RunsState(
             self._next,
-            [StoredGroup(number, [s.packed() for s in group.segments]) for number, group in groups],
+            [StoredGroup(g.merge, [s.packed() for s in g.segments]) for g in self._all_groups()],
             self._ids.state(),
             [(merge.number, merge.level) for merge in self._merges],
         )
