@@ -50,7 +50,7 @@ class Routes(MeshInterface):
         entry = entry_of(self.facts, vpn, to)
         return to if entry is None else entry.definition.default_publish_target
 
-    def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
+    def with_others(self, vpn: str, to: str, topic: str, own: list[Queue]) -> list[Queue]:
         """See `MeshInterface`. Clients cannot publish to a bridge's endpoint directly."""
         facts, name = self.facts, to.removeprefix(QUEUE_ALONE)
         if name.startswith(ENDPOINT_PREFIX):
@@ -59,11 +59,6 @@ class Routes(MeshInterface):
             entry = entry_of(facts, vpn, name)
             matched = [] if entry is None else [(name, entry)]
         else:
-            here = self._broker.find(vpn, to)
-            topic = (
-                self.target_of(vpn, to) if here is None
-                else here.definition.default_publish_target
-            )  # fmt: skip
             table = self._table(vpn)
             matched = [table.listed[at] for at in sorted(table.find(topic))]
         return self._stored_here(vpn, matched, own)

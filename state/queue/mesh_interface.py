@@ -70,9 +70,10 @@ class MeshInterface:
         """The topic of a destination that is not a queue of this broker."""
         return to
 
-    def with_others(self, vpn: str, to: str, own: list[Queue]) -> list[Queue]:
-        """This broker's queues that store a message with this destination. own: the matching queues
-        here; `mesh` adds stand-ins for queues at other brokers."""
+    def with_others(self, vpn: str, to: str, topic: str, own: list[Queue]) -> list[Queue]:
+        """This broker's queues that store a message with this destination. topic: of the
+        destination, unless it is exactly one queue; own: the matching queues here; `mesh` adds
+        stand-ins for queues at other brokers."""
         return own
 
     def of_record(self, vpn: str, topic: str, partition: int, own: list[Queue]) -> list[Queue]:

@@ -165,7 +165,7 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
     if found is not None:
         return found
     if to.startswith(QUEUE_ALONE):
-        alone = broker.find(vpn, to.removeprefix(QUEUE_ALONE))
+        alone, topic = broker.find(vpn, to.removeprefix(QUEUE_ALONE)), ""
         found = [] if alone is None or alone.header.stands_for else [alone]
     else:
         named = broker.find(vpn, to)
@@ -175,7 +175,7 @@ def queues_of_destination(broker: Broker, vpn: str, to: str) -> list[Queue]:
             else named.definition.default_publish_target
         )
         found = _queues(broker, _of_vpn(broker, vpn).find(topic))
-    found = broker.mesh.with_others(vpn, to, found)
+    found = broker.mesh.with_others(vpn, to, topic, found)
     _remember(broker, (vpn, to), found)
     return found
 
