@@ -13,11 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..definitions import (
-    QueueDefinition,
-    parse_definition,
-    redefine,
-)
+from ..definitions import QueueDefinition, parse_definition, redefine
 from ..definitions.definition import defined_over, name_of
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c

@@ -10,7 +10,8 @@ from __future__ import annotations
 import functools
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
 
 COUNTER_BITS = 48
 COUNTER_MASK = (1 << COUNTER_BITS) - 1
@@ -20,6 +21,7 @@ RANGES_A_COMMAND = 40_000  # a client's limit; with at most 42 characters each, 
 LONG = 10_000  # the last text with at least this many characters is cached
 
 Ranges = list[tuple[int, int]]
+_first = itemgetter(0)
 
 
 def make_id(broker_number: int, counter: int) -> int:
@@ -79,9 +81,9 @@ def join_ranges(ranges: Ranges) -> Ranges:
     return joined
 
 
-def within(number: int, ranges: Ranges) -> bool:
+def within(number: int, ranges: Sequence[Sequence[int]]) -> bool:
     """Whether one of the ascending ranges contains the number."""
-    at = bisect_right(ranges, number, key=lambda one: one[0])
+    at = bisect_right(ranges, number, key=_first)
     return at > 0 and number <= ranges[at - 1][1]
 
 

@@ -22,13 +22,7 @@ import msgspec
 from ...definitions import DEFAULT_VPN
 from ...definitions.definition_values import vpn_name
 from ...protocol import commands as c
-from ...protocol.errors import (
-    ConfigError,
-    LakequeueError,
-    PermissionDenied,
-    Reason,
-    no_such_queue,
-)
+from ...protocol.errors import ConfigError, LakequeueError, PermissionDenied, Reason, no_such_queue
 from ...protocol.messages import Records
 from ...protocol.outputs import Reply
 from ...protocol.signing import Speaker

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from ...definitions import QueueDefinition
-from ..storage.ranges import Ranges, contains, insert
+from ...protocol.ids import within
+from ..storage.ranges import Ranges, insert
 from ..storage.row import NEVER
 
 Digest = bytes  # `QueueHeader.bytes` hides the name
@@ -139,4 +140,4 @@ def has_entered(taken: Ranges, number: int) -> bool:
     """Whether an id has ever been in the queue; True for ids too old to be remembered. An ack for
     such an id is late, any other may be early (L9)."""
     forgotten = len(taken) >= ENTERED_MAX and number < taken[0][0]
-    return forgotten or contains(taken, number)
+    return forgotten or within(number, taken)

@@ -21,6 +21,7 @@ from typing import Any
 
 from ...protocol import topics
 from ...protocol.errors import Reason
+from ...protocol.ids import within
 from ...protocol.outputs import Receipts
 from ..storage import ranges
 from ..storage.ranges import Ranges
@@ -99,7 +100,7 @@ class ProducerHistory:
     def refusal(self, seq: int) -> Reason | None:
         """Why a sequence is refused for good: it belongs to a later start (`SUPERSEDED`), or none
         is left, because the client skipped most of them (`MALFORMED`)."""
-        if seq > self._most or (self._is_earlier and ranges.contains(self.refusals, seq)):
+        if seq > self._most or (self._is_earlier and within(seq, self.refusals)):
             return Reason.SUPERSEDED if self._is_earlier else Reason.MALFORMED
         return None
 
@@ -110,11 +111,7 @@ class ProducerHistory:
 
     def is_new(self, seq: int) -> bool:
         """Whether this sequence has not come before."""
-        return (
-            seq > self.high
-            or ranges.contains(self.gaps, seq)
-            or ranges.contains(self.refusals, seq)
-        )
+        return seq > self.high or within(seq, self.gaps) or within(seq, self.refusals)
 
     def take(self, seq: int, count: int = 1) -> None:
         """Mark new sequences, from this one on, as seen. More than one must be above the

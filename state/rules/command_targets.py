@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from ...expressions import predicate
-from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id
+from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id, within
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
-from ..storage.ranges import contains, union
+from ..storage.ranges import union
 from ..storage.row import DELAYED, LOWEST, MOVING, Row, by_arrival
 from ..storage.runs import Runs
 from ..storage.segments import Segment
@@ -135,7 +135,7 @@ def wanted(
         if active is not None:
             rows = [row for row in rows if row.key < active]
         if ranges is not None:
-            rows = [row for row in rows if contains(ranges, row.id)]
+            rows = [row for row in rows if within(row.id, ranges)]
         n = min(len(rows), max(budget.rows, 1))
         if read or where is not None:
             n = _afforded(broker, rows[:n], where or "", budget)

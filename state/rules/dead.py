@@ -18,15 +18,7 @@ from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, Row
 from .after_entry import apply_early_ack, keep_last
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
-from .entry_checks import (
-    Match,
-    expires_at,
-    has_already,
-    match,
-    over_quota,
-    plain_match,
-    program_of,
-)  # fmt: skip
+from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match, program_of
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 

@@ -7,18 +7,12 @@ or refused (P1), and a flow what to send again (C2).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import islice
 from operator import itemgetter
 
 Ranges = list[list[int]]
 _first = itemgetter(0)
-
-
-def contains(ranges: Sequence[Sequence[int]], number: int) -> bool:
-    """Whether a number is in ascending ranges."""
-    at = bisect_right(ranges, number, key=_first) - 1
-    return at >= 0 and number <= ranges[at][1]
 
 
 def insert(ranges: Ranges, number: int) -> None:

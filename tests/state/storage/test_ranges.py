@@ -5,7 +5,8 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from lakequeue.state.storage.ranges import Ranges, contains, insert, remove, union, without
+from lakequeue.protocol.ids import within
+from lakequeue.state.storage.ranges import Ranges, insert, remove, union, without
 
 
 def ranges_of(numbers: set[int]) -> Ranges:
@@ -26,7 +27,7 @@ def test_number_ranges_agree_with_a_set(seed: int) -> None:
     there: set[int] = set()
     for _ in range(400):
         number = random.randrange(60)
-        assert contains(ranges, number) == (number in there)
+        assert within(number, ranges) == (number in there)
         if random.random() < 0.55:
             insert(ranges, number)
             there.add(number)
