@@ -19,7 +19,8 @@ from lakequeue.cli import main as command_line
 from lakequeue.definitions.foreign_words import WORDS
 from lakequeue.protocol import commands, messages
 from lakequeue.sinks.metric_table import TABLE as METRICS
-from lakequeue.state.queue.table import NAMES, TABLE, Event
+from lakequeue.state.queue.table import NAMES, TABLE
+from lakequeue.state.storage.row import GONE
 
 DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
@@ -30,19 +31,12 @@ sys.path[:] = [str(ROOT / "tests"), *(path for path in sys.path if Path(path).re
 
 def lifecycle() -> str:
     """The life of a message as a table, from the `TABLE` that the engine uses."""
-    groups: dict[tuple[str, str, str], tuple[list[str], list[str]]] = {}
-    for (state, event), what in TABLE.items():
-        new = event in (Event.ENTER, Event.ENTER_LATER)
-        journal = ", ".join(f"`{name}`" for name in what.journal or what.counts)
-        key = (event.value, NAMES[what.to], journal)
-        states, rules = groups.setdefault(key, ([], []))
-        states.append("new" if new else NAMES[state])
-        if what.rule not in rules:
-            rules.append(what.rule)
     rows = ["| before | what happens | after | in the journal | rule |", "|---|---|---|---|---|"]
-    for (event_name, after, journal), (states, rules) in groups.items():
-        before = ", ".join(states)
-        rows.append(f"| {before} | {event_name} | {after} | {journal} | {', '.join(rules)} |")
+    for event, what in TABLE.items():
+        states = [NAMES[state] for state in sorted(what.before) if state != GONE]
+        before, journal = ", ".join(states) or "new", what.journal or what.counts
+        names = ", ".join(f"`{name}`" for name in journal)
+        rows.append(f"| {before} | {event.value} | {NAMES[what.to]} | {names} | {what.rules} |")
     return "\n".join(rows)
 
 

@@ -31,8 +31,8 @@ REDRIVEN = "redriven from "
 def states_after() -> dict[str, frozenset[int]]:
     """For each event of the journal that changes a state: the states that it may lead to."""
     after: dict[str, set[int]] = {}
-    for (before, _), transition in TABLE.items():
-        name = SPOOLED if before == GONE else transition.journal[-1]
+    for transition in TABLE.values():
+        name = SPOOLED if GONE in transition.before else transition.journal[-1]
         after.setdefault(name, set()).add(transition.to)
     return {name: frozenset(states) for name, states in after.items()}
 

@@ -6,8 +6,10 @@ does at most this much; the next step goes on with the rest.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 
@@ -114,14 +116,9 @@ class Budget(msgspec.Struct):
 
     def fits(self, sizes: Sequence[int]) -> int:
         """How many of these sizes fit into the bytes, from the first on. The first always fits."""
-        left = self.bytes
-        if sum(sizes) <= left:  # most often
+        if sum(sizes) <= self.bytes:  # most often
             return len(sizes)
-        for fitting, size in enumerate(sizes):
-            left -= size
-            if left < 0:
-                return max(fitting, 1)
-        raise AssertionError("a sum above the budget has a prefix above it")
+        return max(bisect_right(list(accumulate(sizes)), self.bytes), 1)
 
     def take(self, rows: int, size: int = 0) -> None:
         """Use up rows and bytes, also of the whole."""

@@ -12,7 +12,7 @@ from ..storage.row import DELAYED, GONE, LEASED, MOVING, NEVER, READY, Row
 from .broker import Broker
 from .header import Subscription, note_entered
 from .queue import Queue
-from .table import EFFECTS, RELEASED, SOURCES, Event
+from .table import RELEASED, TABLE, Event
 
 _CANCELED = frozenset({Event.CANCEL, Event.CANCEL_LATER, Event.CANCEL_LAST})
 _ACKNOWLEDGE, _CANCEL_LAST, _RENEW = Event.ACKNOWLEDGE, Event.CANCEL_LAST, Event.RENEW  # faster
@@ -85,16 +85,16 @@ def apply(
     """
     if not rows:
         return
-    effect, allowed = EFFECTS[event], SOURCES[event]
+    effect = TABLE[event]
+    before, to = effect.before, effect.to
     for row in rows:
-        if row.state not in allowed:
+        if row.state not in before:
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
     # The journal names the acknowledging subscription. If the engine itself ends leases, it names
     # each lease's holder.
     parts = [(subscription, rows)]
     if not subscription and event is not _ACKNOWLEDGE:
         parts = _by_holder(queue, rows)
-    to = effect.to
     if to == GONE:
         if event is _CANCEL_LAST:
             for row in rows:

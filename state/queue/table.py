@@ -1,8 +1,7 @@
 """The table of transitions: everything that can happen to a message in a queue.
 
-The look-up is the check: a pair that is not in the table cannot happen. An event has the same
-effect in every state in which it can occur. Only `change` reads the table, and only `change` writes
-a state.
+The look-up is the check: an event cannot happen in a state that the table does not name for it.
+Only `change` reads the table, and only `change` writes a state.
 """
 
 from __future__ import annotations
@@ -55,93 +54,77 @@ class Event(enum.Enum):
 
 
 class Transition(NamedTuple):
-    """The effect of an event. journal: the events written for each message; counts: the counters
-    that go up; match: what happens to the message's match in the spool; rule: the rule's id."""
+    """The effect of an event, the same in every state in which it can occur. before: these states;
+    journal: the events written for each message; counts: the counters that go up; match: what
+    happens to the message's match in the spool; rules: their ids."""
 
+    before: frozenset[int]
     to: int
     journal: tuple[str, ...]
     counts: tuple[str, ...]
     match: str
-    rule: str
+    rules: str
 
 
 _E = Event
+_NEW, _READY, _LEASED = frozenset({GONE}), frozenset({READY}), frozenset({LEASED})
+_DELAYED, _MOVING = frozenset({DELAYED}), frozenset({MOVING})
+_HERE = _READY | _LEASED | _DELAYED
 
 
-def _leaves(name: str, rule: str, match: str = RELEASED) -> Transition:
-    return Transition(GONE, (name,), (name,), match, rule)
+def _leaves(before: frozenset[int], name: str, rules: str, match: str = RELEASED) -> Transition:
+    return Transition(before, GONE, (name,), (name,), match, rules)
 
 
 def _dies(name: str, rule: str) -> Transition:
     """The last attempt failed, so the message expires."""
-    return Transition(GONE, (name, "expired"), (name, "expired"), DEAD, rule)
+    return Transition(_LEASED, GONE, (name, "expired"), (name, "expired"), DEAD, rule)
+
+
+def _returns(before: frozenset[int], to: int, name: str, rule: str) -> Transition:
+    return Transition(before, to, (name,), (name,), KEPT, rule)
 
 
 # The callers of `change.enter` journal "spooled": they know where the message came from.
-TABLE: dict[tuple[int, Event], Transition] = {
-    (GONE, _E.ENTER): Transition(READY, (), ("spooled",), KEPT, "S1"),
-    (GONE, _E.ENTER_LATER): Transition(DELAYED, (), ("spooled",), KEPT, "L12"),
-    (READY, _E.DELIVER): Transition(LEASED, ("delivered",), ("delivered",), KEPT, "L3"),
-    (READY, _E.REDELIVER): Transition(
-        LEASED, ("redelivered",), ("delivered", "redelivered"), KEPT, "L7"
+TABLE: dict[Event, Transition] = {
+    _E.ENTER: Transition(_NEW, READY, (), ("spooled",), KEPT, "S1"),
+    _E.ENTER_LATER: Transition(_NEW, DELAYED, (), ("spooled",), KEPT, "L12"),
+    _E.DELIVER: Transition(_READY, LEASED, ("delivered",), ("delivered",), KEPT, "L3"),
+    _E.REDELIVER: Transition(
+        _READY, LEASED, ("redelivered",), ("delivered", "redelivered"), KEPT, "L7"
     ),
-    (READY, _E.BARRIER): _leaves("acknowledged", "O3"),
-    (READY, _E.ACKNOWLEDGE): _leaves("acknowledged", "L8"),
-    (LEASED, _E.ACKNOWLEDGE): _leaves("acknowledged", "L1"),
-    (DELAYED, _E.ACKNOWLEDGE): _leaves("acknowledged", "L8"),
-    (LEASED, _E.RENEW): Transition(LEASED, ("renewed",), (), KEPT, "L10"),
-    (LEASED, _E.LEASE_END): Transition(READY, ("lease_ended",), ("lease_ended",), KEPT, "L4"),
-    (LEASED, _E.LEASE_END_LAST): _dies("lease_ended", "L5"),
-    (LEASED, _E.RETURN): Transition(READY, ("returned",), ("returned",), KEPT, "L1"),
-    (LEASED, _E.RETURN_LAST): _dies("returned", "L5"),
-    (LEASED, _E.HAND_BACK): Transition(READY, ("returned",), ("returned",), KEPT, "L5"),
-    (LEASED, _E.CANCEL): Transition(READY, ("canceled",), ("canceled",), KEPT, "L6"),
-    (LEASED, _E.CANCEL_LATER): Transition(DELAYED, ("canceled",), ("canceled",), KEPT, "L11"),
-    (LEASED, _E.CANCEL_LAST): _dies("canceled", "L6"),
-    (LEASED, _E.REJECT): _leaves("consumer_rejected", "C7", DEAD),
-    (DELAYED, _E.DUE): Transition(READY, ("ready",), (), KEPT, "L11"),
-    (READY, _E.EXPIRE): _leaves("expired", "X1", DEAD),
-    (LEASED, _E.EXPIRE): _leaves("expired", "X3", DEAD),
-    (DELAYED, _E.EXPIRE): _leaves("expired", "X1", DEAD),
-    (READY, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
-    (LEASED, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
-    (DELAYED, _E.OVERSIZE): _leaves("expired", "X5", DEAD),
-    (READY, _E.PURGE): _leaves("purged", "R6"),
-    (LEASED, _E.PURGE): _leaves("purged", "R6"),
-    (DELAYED, _E.PURGE): _leaves("purged", "R6"),
-    (READY, _E.REPLACE): _leaves("replaced", "S10"),
-    (LEASED, _E.REPLACE): _leaves("replaced", "S10"),
-    (DELAYED, _E.REPLACE): _leaves("replaced", "S10"),
-    (READY, _E.REDRIVE): _leaves("redriven", "X6"),
-    (DELAYED, _E.REDRIVE): _leaves("redriven", "X6"),
-    (READY, _E.MOVE): _leaves("moved", "R6"),
-    (DELAYED, _E.MOVE): _leaves("moved", "R6"),
-    (READY, _E.DELETE): _leaves("deleted", "S7"),
-    (LEASED, _E.DELETE): _leaves("deleted", "S7"),
-    (DELAYED, _E.DELETE): _leaves("deleted", "S7"),
-    (READY, _E.LOSE): _leaves("lost", "S1"),
-    (LEASED, _E.LOSE): _leaves("lost", "S1"),
-    (READY, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "H4"),
-    (DELAYED, _E.GRANT): Transition(MOVING, ("granted",), (), KEPT, "M5"),  # its queue moves
-    (MOVING, _E.TRANSFER): _leaves("transferred", "H4"),
-    (MOVING, _E.ARRIVE): _leaves("acknowledged", "H1"),
-    (MOVING, _E.REFUSE): Transition(READY, ("returned",), ("returned",), KEPT, "M3"),
-    (MOVING, _E.REFUSE_LATER): Transition(DELAYED, ("returned",), ("returned",), KEPT, "H3"),
-    (MOVING, _E.DELETE): _leaves("deleted", "S7"),
-    (DELAYED, _E.LOSE): _leaves("lost", "S1"),
+    _E.BARRIER: _leaves(_READY, "acknowledged", "O3"),
+    _E.ACKNOWLEDGE: _leaves(_HERE, "acknowledged", "L8, L1"),
+    _E.RENEW: Transition(_LEASED, LEASED, ("renewed",), (), KEPT, "L10"),
+    _E.LEASE_END: _returns(_LEASED, READY, "lease_ended", "L4"),
+    _E.LEASE_END_LAST: _dies("lease_ended", "L5"),
+    _E.RETURN: _returns(_LEASED, READY, "returned", "L1"),
+    _E.RETURN_LAST: _dies("returned", "L5"),
+    _E.HAND_BACK: _returns(_LEASED, READY, "returned", "L5"),
+    _E.CANCEL: _returns(_LEASED, READY, "canceled", "L6"),
+    _E.CANCEL_LATER: _returns(_LEASED, DELAYED, "canceled", "L11"),
+    _E.CANCEL_LAST: _dies("canceled", "L6"),
+    _E.REJECT: _leaves(_LEASED, "consumer_rejected", "C7", DEAD),
+    _E.DUE: Transition(_DELAYED, READY, ("ready",), (), KEPT, "L11"),
+    _E.EXPIRE: _leaves(_HERE, "expired", "X1, X3", DEAD),
+    _E.OVERSIZE: _leaves(_HERE, "expired", "X5", DEAD),
+    _E.PURGE: _leaves(_HERE, "purged", "R6"),
+    _E.REPLACE: _leaves(_HERE, "replaced", "S10"),
+    _E.REDRIVE: _leaves(_READY | _DELAYED, "redriven", "X6"),
+    _E.MOVE: _leaves(_READY | _DELAYED, "moved", "R6"),
+    _E.DELETE: _leaves(_HERE | _MOVING, "deleted", "S7"),
+    _E.LOSE: _leaves(_HERE, "lost", "S1"),
+    _E.GRANT: Transition(_READY | _DELAYED, MOVING, ("granted",), (), KEPT, "H4, M5"),
+    _E.TRANSFER: _leaves(_MOVING, "transferred", "H4"),
+    _E.ARRIVE: _leaves(_MOVING, "acknowledged", "H1"),
+    _E.REFUSE: _returns(_MOVING, READY, "returned", "M3"),
+    _E.REFUSE_LATER: _returns(_MOVING, DELAYED, "returned", "H3"),
 }
 
-EFFECTS: dict[Event, Transition] = {}
-SOURCES: dict[Event, frozenset[int]] = {}
-for (_state, _event), _transition in TABLE.items():
-    _first = EFFECTS.setdefault(_event, _transition)
-    assert _first[:4] == _transition[:4], f"{_event}: {_first} and {_transition}"
-    SOURCES[_event] = SOURCES.get(_event, frozenset()) | {_state}
-
 ENDINGS = tuple(
-    sorted({t.counts[-1] for t in EFFECTS.values() if t.to == GONE})
+    sorted({t.counts[-1] for t in TABLE.values() if t.to == GONE})
 )  # counters of messages that left; together with the depth they add up to `spooled`
 COUNTERS = (
-    *dict.fromkeys(name for t in EFFECTS.values() for name in t.counts),
+    *dict.fromkeys(name for t in TABLE.values() for name in t.counts),
     "dead_lettered", "discarded", "ack_ignored", "retransmitted",
 )  # fmt: skip

@@ -210,5 +210,4 @@ def _remember(broker: Broker, key: tuple[str, str], found: Any) -> None:
 
 
 def _queues(broker: Broker, numbers: set[int]) -> list[Queue]:
-    queues = [broker.queue(number) for number in sorted(numbers)]
-    return [queue for queue in queues if queue is not None]
+    return [queue for number in sorted(numbers) if (queue := broker.queue(number)) is not None]
