@@ -45,12 +45,12 @@ class Part(msgspec.Struct):
 
     rows: list[Row] = []
     last: bool = False
-    cold: list[tuple[Runs, Segment, list[Row]]] = []
+    cold: dict[Segment, tuple[Runs, list[Row]]] = {}
     named: Ranges = []
 
     def write_back(self, queue: Queue) -> None:
         """Write back changes of rows that are still cold."""
-        for runs, segment, rows in self.cold:
+        for segment, (runs, rows) in self.cold.items():
             runs.replace(segment, rows)
             queue.dirty = True
 
@@ -205,7 +205,10 @@ def _add_cold(
         if here and thaw:
             queue.thaw(runs, segment, here, [row for row in rows if row.id not in ids])
         elif here:
-            part.cold.append((runs, segment, rows))
+            before = part.cold.setdefault(segment, (runs, rows))[1]
+            if before is not rows:  # a budget ended in the segment, and it was read again
+                own = {row.id: row for row in here}
+                before[:] = [own.get(row.id, row) for row in before]
 
 
 def _meets(ranges: Ranges, first: int, last: int) -> bool:
@@ -268,7 +271,7 @@ def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
                 return None
             rows.append(row)
     budget.take(len(rows))
-    return Part(rows, True, [], ranges)
+    return Part(rows, True, named=ranges)
 
 
 def _existing(broker: Broker, task: Task, ranges: Ranges) -> Ranges:

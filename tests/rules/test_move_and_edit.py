@@ -65,6 +65,16 @@ def test_R6_a_dry_run_reports_and_changes_nothing(bench: Bench) -> None:
     assert bench.admin.move("orders", to="others", where="/n > 1").count == 3
 
 
+def test_R6_an_edit_that_reads_a_segment_twice_in_a_step_keeps_all_it_edited(bench: Bench) -> None:
+    limits = Limits(live_rows=4, segment_rows=16, bulk_bytes=350, beside=1, alone=1)
+    bench.engine.brokers[0]._limits = limits
+    bench.engine.restart()
+    for n in range(64):
+        bench.send({"n": n})
+    assert bench.admin.edit("orders", headers={"a": "1"}, where="/n >= 0").count == 64
+    assert [m.headers for m in bench.admin.browse("orders")] == [{"a": "1"}] * 64
+
+
 @pytest.mark.parametrize(("to", "said"), [("orders", "is this queue"), ("no", "no such queue")])
 def test_R6_the_target_queue_is_checked(bench: Bench, to: str, said: str) -> None:
     bench.send()
