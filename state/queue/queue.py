@@ -318,7 +318,7 @@ class Queue:
 
     def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
         """Make rows of a segment live. rest: the rows that stay in it."""
-        runs.replace(segment, rest)
+        runs.replace(segment, rest, rows)
         self.admit(rows)
         self._left_cold(rows)
         self.dirty = True

@@ -51,7 +51,7 @@ class Part(msgspec.Struct):
     def write_back(self, queue: Queue) -> None:
         """Write back changes of rows that are still cold."""
         for segment, (runs, rows) in self.cold.items():
-            runs.replace(segment, rows)
+            runs.replace(segment, rows, [])
             queue.dirty = True
 
 

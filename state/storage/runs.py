@@ -38,7 +38,7 @@ class Runs:
     """Cold rows in ascending order of ``by``. Keys and ids are unique."""
 
     __slots__ = (
-        "_due", "_first", "_groups", "_ids", "_last", "_latest", "_limits", "_merges", "_next",
+        "_due", "_first", "_groups", "_ids", "_last", "_limits", "_merges", "_next",
         "_ordered", "_pages", "_segments", "_unseen", "by", "bytes", "rows",
     )  # fmt: skip
 
@@ -55,7 +55,6 @@ class Runs:
         self._merges: list[Merge] = []
         self._ids = IdSet(store, f"{prefix}i/", state.ids)
         self._pages = SegmentPages(store, prefix, settle)
-        self._latest: tuple[int, list[int]] = (0, [])  # the segment that was read last, its ids
         self._due = Calendar[int](self._due_of)  # by the segments' numbers
         self._first: Segment | None = None
         self._last: Segment | None = None  # the one that ends last
@@ -172,9 +171,7 @@ class Runs:
         or merged meanwhile."""
         if segment.number not in self._segments:
             return []
-        rows = self._pages.read(segment)
-        self._latest = (segment.number, [row.id for row in rows])
-        return rows
+        return self._pages.read(segment)
 
     def look(self, segment: Segment) -> list[Row]:
         """The rows of a segment, which must not be changed. Writes nothing."""
@@ -213,7 +210,6 @@ class Runs:
         """Add sorted rows behind all others. No filter has read them. Their page is written later,
         so that single rows do not cost a page each."""
         self._count(rows)
-        self._latest = (0, [])
         tail = self._last
         if (
             tail is not None and not tail.group.merge
@@ -232,31 +228,27 @@ class Runs:
         if segment is None:
             return []
         rows = self._pages.look(segment)
-        self._leave(segment, [row.id for row in rows])
+        self._leave(segment, rows)
         return rows
 
-    def replace(self, segment: Segment, rows: Sequence[Row]) -> None:
-        """Replace a segment's rows by some of them, maybe changed, in order; maybe none."""
-        number, ids = self._latest
-        if number != segment.number:
-            ids = [row.id for row in self.read(segment)]
+    def replace(self, segment: Segment, rows: Sequence[Row], gone: Sequence[Row]) -> None:
+        """Replace a segment's rows by some of them, maybe changed, in order; maybe none. gone: the
+        others."""
+        n = len(rows) + len(gone)
+        assert n == segment.rows, f"segment {segment.number} has {segment.rows} rows, not {n}"
         if not rows:
-            self._leave(segment, ids)
+            self._leave(segment, gone)
             return
-        kept = {row.id for row in rows}
-        removed = [one for one in ids if one not in kept]
-        assert len(kept) + len(removed) == len(ids), f"segment {segment.number}: rows were added"
         first, last = segment.first, segment.last
         assert first <= self.by(rows[0]), f"segment {segment.number}: a row is below its range"
         assert self.by(rows[-1]) <= last, f"segment {segment.number}: a row is above its range"
-        self._ids.remove(removed)
+        self._ids.remove([row.id for row in gone])
         self.rows -= segment.rows - len(rows)
         self.bytes -= segment.bytes
         segment.skip = 0
         self._sum_up(segment, rows)
         self.bytes += segment.bytes
         self._pages.put(segment, rows)
-        self._latest = (0, [])
         self._plan()
         self._changed()
 
@@ -270,7 +262,6 @@ class Runs:
     def merge(self, budget_rows: int) -> bool:
         """Go on with the merges, for about this many rows; returns whether there is more."""
         left = budget_rows
-        self._latest = (0, [])
         while left > 0 and self._merges:
             merge = min(self._merges, key=_LOWEST)
             merge.inputs = [group for group in merge.inputs if group.segments]
@@ -438,12 +429,12 @@ class Runs:
         if segment.due < due:
             self._due.watch(segment.number, segment.due)
 
-    def _leave(self, segment: Segment, ids: Iterable[int]) -> None:
-        """Remove a segment with all its rows, which have these ids."""
+    def _leave(self, segment: Segment, rows: Sequence[Row]) -> None:
+        """Remove a segment with all its rows."""
         group = segment.group
         self.rows -= segment.rows
         self.bytes -= segment.bytes
-        self._ids.remove(ids)
+        self._ids.remove([row.id for row in rows])
         self._delete(group, segment)
         if not group.segments and not group.merge:
             self._groups.remove(group)
@@ -455,8 +446,6 @@ class Runs:
         del self._segments[segment.number]
         self._due.forget(segment.number)
         self._pages.delete(segment)
-        if self._latest[0] == segment.number:
-            self._latest = (0, [])
 
     def _changed(self) -> None:
         """Update what depends on the list of segments and their first keys."""

@@ -114,12 +114,13 @@ class Walk:
         rows = self.runs.read(segment)
         share = self.random.choice([0, 0.5, 0.9])
         rest = [row for row in rows if self.random.random() < share]
-        self.forget([row for row in rows if row not in rest])
+        gone = [row for row in rows if row not in rest]
+        self.forget(gone)
         for row in rest:
             row.cancels += 1
         changed = {row.id: row for row in rest}
         self.model = [changed.get(row.id, row) for row in self.model]
-        self.runs.replace(segment, rest)
+        self.runs.replace(segment, rest, gone)
 
     def expire(self) -> None:
         now = self.random.randrange(1000)
@@ -128,8 +129,9 @@ class Walk:
             rows = self.runs.read(segment)
             rest = [row for row in rows if row.due > now]
             assert len(rest) < len(rows)
-            self.forget([row for row in rows if row.due <= now])
-            self.runs.replace(segment, rest)
+            over = [row for row in rows if row.due <= now]
+            self.forget(over)
+            self.runs.replace(segment, rest, over)
         assert all(row.due > now for row in self.model)
 
     def look(self) -> None:
@@ -286,11 +288,12 @@ def test_nearly_empty_segments_are_joined() -> None:
     runs = Runs(DictStore(), "r/", RunsState(), TINY, by_key, settle)
     runs.add([Row(seq, seq, 1, 0, 0) for seq in range(400)])
     for at, segment in enumerate(runs.segments()):
-        rows = runs.read(segment)
-        runs.replace(segment, rows[:1] if at % 10 == 0 else [])
+        rows, kept = runs.read(segment), 1 if at % 10 == 0 else 0
+        runs.replace(segment, rows[:kept], rows[kept:])
     runs.add([Row(seq, seq, 1, 0, 0) for seq in range(400, 440)])
     for segment in runs.segments():
-        runs.replace(segment, runs.read(segment)[:1])
+        rows = runs.read(segment)
+        runs.replace(segment, rows[:1], rows[1:])
     while runs.merge(4):
         pass
     assert len(runs.segments()) <= 6
