@@ -12,10 +12,12 @@ from collections.abc import Iterable
 import msgspec
 
 from .blocks import Name, block_key
+from .calendar import Calendar
+from .row import NEVER
 from .store import Store
 
 PAGE_BITS = 5  # 2^5 infos share a page
-SHARES = 16  # blocks are sorted by the sixteenths of their bytes that are live
+SHARES = 16  # blocks are compared by the sixteenths of their bytes that are live
 
 _encode = msgspec.msgpack.encode
 
@@ -43,7 +45,7 @@ class BlockTable:
         self.infos: dict[int, BlockInfo] = {}
         self._pages: dict[int, int] = {}  # how many infos each page has
         self._changed: dict[int, None] = {}  # pages
-        self._shares: list[dict[int, None]] = [{} for _ in range(SHARES + 1)]  # closed ones
+        self._closed = Calendar[int](self._share_of)  # closed blocks, the emptiest first
         self.open = open_block  # 0: none
         self.bytes = self.live_bytes = 0  # of all
         for number in pages:
@@ -53,8 +55,7 @@ class BlockTable:
                 self._put(info)
                 self.bytes += info.bytes
                 self.live_bytes += info.live_bytes
-                if info.number != open_block:
-                    self._sort(info, None)
+                self._closed.watch(info.number, self._share_of(info.number))
         self._changed.clear()
 
     def state(self) -> list[int]:
@@ -84,7 +85,7 @@ class BlockTable:
         info = self.infos[self.open]
         self.open = 0
         self._touch(info.number)
-        self._sort(info, None)
+        self._closed.watch(info.number, self.share(info))
 
     def append(self, info: BlockInfo, count: int, length: int, own: bool) -> None:
         """Note contents that were added to the open block. length: their bytes together."""
@@ -129,7 +130,6 @@ class BlockTable:
             where = self.infos[info.home]
             self._touch(info.home)
         is_open = where.number == self.open
-        before = None if is_open else self.share(where)
         where.live_bytes -= length
         where.messages -= len(indexes)
         self.live_bytes -= length
@@ -137,19 +137,18 @@ class BlockTable:
             where.bytes -= length
             self.bytes -= length
         if not where.messages:
-            self.empty(where, 0, before)
+            self.empty(where, 0)
         elif not is_open:
-            self._sort(where, before)
+            self._closed.watch(where.number, self.share(where))
         if not info.own and not info.bytes and not info.messages:
             self._remove(info)
 
-    def empty(self, info: BlockInfo, home: int, share: int | None) -> None:
+    def empty(self, info: BlockInfo, home: int) -> None:
         """Delete the page of a block without live contents. home: the block that its contents moved
-        to. share: by which it was sorted; None: it is open."""
-        if share is None:
+        to."""
+        if info.number == self.open:
             self.open = 0
-        else:
-            del self._shares[share][info.number]
+        self._closed.forget(info.number)
         self._store.delete(block_key(info.number))
         self.bytes -= info.bytes
         info.bytes = info.live_bytes = info.messages = 0
@@ -169,11 +168,9 @@ class BlockTable:
 
     def lose(self, info: BlockInfo) -> None:
         """Note that a closed block's page is missing: it takes no room and cannot be emptied."""
-        before = self.share(info)
         self.bytes -= info.bytes
         info.bytes = 0
         self._touch(info.number)
-        self._sort(info, before)
 
     def share(self, info: BlockInfo) -> int:
         """How many sixteenths of a block are live; all, if the block has no bytes."""
@@ -182,10 +179,14 @@ class BlockTable:
     def emptiest(self, most: int) -> BlockInfo | None:
         """The closed block with the smallest live share of at most ``most`` sixteenths, the oldest
         of equals."""
-        for share in self._shares[: most + 1]:
-            if share:
-                return self.infos[min(share)]
-        return None
+        number = self._closed.due(most)
+        return None if number is None else self.infos[number]
+
+    def _share_of(self, number: int) -> int:
+        info = self.infos.get(number)
+        if info is None or number == self.open or not info.messages:
+            return NEVER
+        return self.share(info)
 
     # ------------------------------------------------------------ within
 
@@ -206,13 +207,3 @@ class BlockTable:
 
     def _touch(self, number: int) -> None:
         self._changed[number >> PAGE_BITS] = None
-
-    def _sort(self, info: BlockInfo, before: int | None) -> None:
-        """Sort a closed block by its share. before: its share until now."""
-        if not info.messages:
-            return
-        share = self.share(info)
-        if share != before:
-            if before is not None:
-                del self._shares[before][info.number]
-            self._shares[share][info.number] = None

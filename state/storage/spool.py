@@ -372,7 +372,6 @@ class Spool:
 
     def _empty(self, source: BlockInfo, block: Block) -> None:
         table = self._table
-        share = table.share(source)
         target = table.infos[table.open] if table.open else self._begin()
         names = {index: name for name, index in block.moved.items()}
         for index, data in enumerate(block.contents):
@@ -384,7 +383,7 @@ class Spool:
             table.append(target, 1, len(data), own=False)
             table.move(name, source, target, len(data))
         self._changed = True
-        table.empty(source, target.number, share)
+        table.empty(source, target.number)
         self._cache.forget(source.number)
         if target.bytes >= self._limits.block_bytes:
             self._close()
