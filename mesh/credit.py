@@ -49,7 +49,7 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         hosts = other_hosts(broker, facts, queue)
         if not hosts:
             continue
-        vpn, name = key = broker.vpn_of(queue), queue.definition.name
+        vpn, name = key = queue.definition.vpn, queue.definition.name
         told, rooms = facts.credits.rooms.get(key, {}), _rooms(queue)
         for host in hosts:
             if host in facts.peers and facts.peers[host].is_full:

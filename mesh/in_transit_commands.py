@@ -57,7 +57,7 @@ def keep(broker: Broker, facts: MeshFacts, queue: Queue, command: Any, ids: list
         if one.number in holders and one.broker is not None:
             own = format_ranges(holders[one.number])
             there = msgspec.structs.replace(command, queue=name, ids=own)
-            message = Forward(broker.vpn_of(queue), c.encode_command(there))
+            message = Forward(queue.definition.vpn, c.encode_command(there))
             say(broker, facts, one.broker, message)
     return len(rows)
 
@@ -93,4 +93,4 @@ def carry_out_kept(broker: Broker, queue: Queue, kept: dict[bytes, list[int]]) -
     for text, numbers in kept.items():
         command: Any = c.decode_command(text)
         own = msgspec.structs.replace(command, ids=format_ranges(numbers))
-        carry_out(broker, broker.vpn_of(queue), own, None)
+        carry_out(broker, queue.definition.vpn, own, None)

@@ -128,7 +128,7 @@ def _without_twins(source: Broker, queue: Queue, rows: list[Row], before: set[in
 def _header(source: Broker, queue: Queue, target: Broker) -> QueueHeader:
     number = target.header.next_queue
     target.header.next_queue += 1
-    vpn_number = target.vpn_number(source.vpn_of(queue))
+    vpn_number = target.vpn_number(queue.definition.vpn)
     topics = list(queue.header.topics)  # `withdraw` empties the other list
     return msgspec.structs.replace(
         queue.header, number=number, vpn_number=vpn_number, topics=topics
@@ -162,7 +162,7 @@ def _take_subscriptions(source: Broker, queue: Queue, target: Broker, into: Queu
     """Move the sessions of a removed broker with their subscriptions. They get names of their own,
     so that they are not confused with a client's next session here, and keep their deadlines."""
     target.unacked += queue.header.leased
-    vpn = source.vpn_of(queue)
+    vpn = queue.definition.vpn
     for one in queue.header.subscriptions:
         old = source.sessions.get((vpn, one.session))
         if old is None:

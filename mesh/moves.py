@@ -195,7 +195,7 @@ def _obstacle(queue: Queue, to: str, room: int) -> str:
 def leave(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, budget: Budget) -> bool:
     """Hand over the queue's messages within the budget, and the queue when all are confirmed;
     returns whether the queue has left."""
-    header, to = queue.header, facts.leaving[key_of(broker.vpn_of(queue), queue.definition.name)]
+    header, to = queue.header, facts.leaving[key_of(queue.definition.vpn, queue.definition.name)]
     one = subscription_to(facts, queue, to)
     while header.depth > one.held and not _is_full(queue, one) and not budget.spent:
         part = wanted(broker, queue, task, None, None, budget, read=True)
@@ -233,7 +233,7 @@ def _hand_over(
 
 def _hand_over_queue(broker: Broker, facts: MeshFacts, queue: Queue, task: Task, to: int) -> None:
     """Hand over the queue itself, after all its messages, and its waiting commands."""
-    vpn, name, header = broker.vpn_of(queue), queue.definition.name, queue.header
+    vpn, name, header = queue.definition.vpn, queue.definition.name, queue.header
     whole = msgspec.structs.replace(
         header, generation=task.done.get("generation", 0), subscriptions=[], topics=[], tasks=[]
     )

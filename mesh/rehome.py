@@ -243,7 +243,7 @@ class _Rehoming:
                 leave_behind(source, queue)
 
     def _hand_over(self, source: Broker, queue: Queue) -> None:
-        vpn, name = source.vpn_of(queue), queue.definition.name
+        vpn, name = queue.definition.vpn, queue.definition.name
         hosts = self._entries[vpn, name].hosts
         own = self._heir.header.number
         target = self._new[own if own in hosts else hosts[0]]
@@ -255,7 +255,7 @@ class _Rehoming:
         known = facts_of(to)
         for number in sorted(facts_of(holder).lanes):
             queue = holder.queues[number]
-            vpn, name = holder.vpn_of(queue), queue.header.stands_for
+            vpn, name = queue.definition.vpn, queue.header.stands_for
             entry = entry_of(known, vpn, name)
             assert entry is not None, "a deleted queue has no stand-ins"
             if holder is not to:

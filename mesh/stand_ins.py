@@ -156,7 +156,7 @@ def send(
     """Hand messages over, in as many records as they need."""
     lane = facts.lanes.get(queue.number)
     assert subscription.broker is not None
-    vpn, name = broker.vpn_of(queue), queue.header.stands_for or queue.definition.name
+    vpn, name = queue.definition.vpn, queue.header.stands_for or queue.definition.name
     for part in slices(
         [len(content[0]) + row.size for row, content in zip(rows, contents, strict=True)]
     ):
@@ -271,7 +271,7 @@ def _unblock(broker: Broker, queue: Queue, host: str, lane: OutLane) -> None:
     """Note that the far queue accepts messages. host: the name of its broker."""
     if lane.why:
         broker.event(
-            "lane_flows", broker.vpn_of(queue), queue.header.stands_for, broker=host, why=lane.why,
+            "lane_flows", queue.definition.vpn, queue.header.stands_for, broker=host, why=lane.why,
             blocked_ms=broker.now - lane.since,
         )  # fmt: skip
     lane.why, lane.since = "", 0
@@ -362,7 +362,7 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
     for number, lane in facts.lanes.items():
         queue = broker.queues[number]
         header = queue.header
-        if broker.vpn_of(queue) == vpn and header.depth:
+        if queue.definition.vpn == vpn and header.depth:
             found.append(
                 {
                     "queue": header.stands_for, "to": header.subscriptions[0].name,
@@ -377,7 +377,7 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
 def emptied(broker: Broker, facts: MeshFacts, queue: Queue) -> None:
     """Note that a stand-in is empty: new messages for a queue that has moved here need no longer
     wait behind it. A loaded broker has no such wait either."""
-    vpn, name = broker.vpn_of(queue), queue.header.stands_for or ""
+    vpn, name = queue.definition.vpn, queue.header.stands_for or ""
     entry = entry_of(facts, vpn, name)
     if entry is not None and target(broker, facts, vpn, name, entry) == broker.header.number:
         forget_found(broker)

@@ -74,7 +74,7 @@ def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:
 
 def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget) -> bool:
     """Carry out `Move`; answers how many messages moved, and why the others stayed."""
-    vpn = broker.vpn_of(queue)
+    vpn = queue.definition.vpn
     target = find_any(broker, vpn, command.to)
     if target is None:
         raise no_such_queue(command.to, vpn, "to")
@@ -250,7 +250,7 @@ def _take_back(
 
 def _match_of_redriven(broker: Broker, source: Queue, name: str, row: Row) -> Match | str:
     """How a message enters a queue in which it died, or the reason why it cannot."""
-    target = find_any(broker, broker.vpn_of(source), name)
+    target = find_any(broker, source.definition.vpn, name)
     if target is None:
         return NO_QUEUE
     if target is source or has_already(broker, target, row):

@@ -39,7 +39,7 @@ def begin(broker: Broker, queue: Queue, command: Any, why: str = "", bounded: bo
         )
     if type(command) is c.Unsubscribe:
         _stop_delivery(queue, command, why)
-    task = Task(broker.vpn_of(queue), b"", why=why)
+    task = Task(queue.definition.vpn, b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
         if not budget.spent and _advance(broker, queue, task, command, budget):

@@ -126,7 +126,7 @@ def _check_room(broker: Broker, queue: Queue, command: Subscribe) -> None:
     """Raise ValueError for too many subscriptions. A mark writes all subscriptions of a queue that
     changed, and a session ends in one step, so both are bounded."""
     limits, bound = broker.limits, queue.header.subscriptions
-    session = broker.sessions.get((broker.vpn_of(queue), command.session))
+    session = broker.sessions.get((queue.definition.vpn, command.session))
     own = [] if session is None else session.bound
     here = sum(number == queue.number for number, _ in own)
     for what, there, most in (
@@ -177,7 +177,7 @@ def set_backlog(broker: Broker, queue: Queue, command: SetBacklog) -> dict[str, 
     subscription.max_backlog = command.max_backlog
     queue.consumers.changed(subscription)
     text = f"backlog={command.max_backlog}"
-    vpn = broker.vpn_of(queue)
+    vpn = queue.definition.vpn
     broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
     queue.wanted = True
     broker.touch(queue)
@@ -206,7 +206,7 @@ def unsubscribe(
 
 def _bind(broker: Broker, queue: Queue, command: Subscribe) -> None:
     """Add a subscription to its session, and keep the session alive."""
-    name = broker.vpn_of(queue), command.session
+    name = queue.definition.vpn, command.session
     session = broker.sessions.get(name)
     if session is None:
         session = broker.sessions[name] = KnownSession(NEVER)
@@ -227,7 +227,7 @@ def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:
 def unbind(broker: Broker, queue: Queue, subscription: str, session_name: str) -> None:
     """Remove a subscription from its session, if it has one. A session without any subscription is
     removed: it needs no heartbeats."""
-    name, bound = (broker.vpn_of(queue), session_name), (queue.number, subscription)
+    name, bound = (queue.definition.vpn, session_name), (queue.number, subscription)
     session = broker.sessions.get(name)
     if session is None:
         return

@@ -339,7 +339,7 @@ class Admission:
         segment = self._spooled.get(place)
         if segment is None:
             segment = self._spooled[place] = JournalSegment(
-                "spooled", broker.vpn_of(queue), queue.header.definition.name, topic=messages.topic,
+                "spooled", queue.definition.vpn, queue.definition.name, topic=messages.topic,
                 partitions=[], offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)

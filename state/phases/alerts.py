@@ -67,9 +67,11 @@ def watch(broker: Broker, queues: list[Queue]) -> None:
     broker.at = None
     header = broker.header
     if header.vpn_limits:
-        vpns = {q.header.vpn_number for q in queues if not q.header.faulted}
-        for number in sorted(header.vpns.values() if broker.reconfigured else vpns):
-            _watch_vpn(broker, number)
+        vpns = {q.definition.vpn for q in queues if not q.header.faulted}
+        if broker.reconfigured:
+            vpns = set(header.vpns)
+        for name in sorted(vpns, key=header.vpns.__getitem__):
+            _watch_vpn(broker, name)
     if header.vpns:
         _watch_broker(broker)
 
@@ -186,9 +188,9 @@ def _clear_all(broker: Broker, queue: Queue) -> None:
 # ---------------------------------------------------------------- VPNs and the broker
 
 
-def _watch_vpn(broker: Broker, number: int) -> None:
+def _watch_vpn(broker: Broker, name: str) -> None:
     header = broker.header
-    name = broker.vpn_name(number)
+    number = header.vpns[name]
     limits = header.vpn_limits.get(name)
     key = f"vpn:{number}"
     if limits is None or (limits.max_spool_usage is None and key not in header.alerts):

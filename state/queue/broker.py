@@ -67,7 +67,6 @@ class Broker:
         self.recent: deque[list[Any]] = deque(maxlen=limits.events)  # notable events
         self.held: deque[HeldReceipt] = deque(header.held)
         self.unacked = 0  # leased over all queues (B4)
-        self._vpn_names = {number: name for name, number in header.vpns.items()}
         self._due_names = Calendar[tuple[str, Name]](self._time_of_name)  # sessions, producers
         self._due_queues = Calendar[int](self._time_of_queue)
         self._buckets: dict[str, dict[int, set[Name]]] = {"s": {}, "p": {}}  # the names in each
@@ -228,16 +227,7 @@ class Broker:
         number = self.header.vpns.get(vpn)
         if number is None:
             number = self.header.vpns[vpn] = len(self.header.vpns) + 1
-            self._vpn_names[number] = vpn
         return number
-
-    def vpn_name(self, number: int) -> str:
-        """The VPN's name."""
-        return self._vpn_names[number]
-
-    def vpn_of(self, queue: Queue) -> str:
-        """The VPN of a queue."""
-        return self._vpn_names[queue.header.vpn_number]
 
     def find(self, vpn: str, name: str) -> Queue | None:
         """A queue by its name."""
@@ -264,11 +254,11 @@ class Broker:
 
     def name_queue(self, queue: Queue) -> None:
         """Let `find` return the queue under its name."""
-        self.names[self.vpn_of(queue), queue.definition.name] = queue
+        self.names[queue.definition.vpn, queue.definition.name] = queue
 
     def forget_name(self, queue: Queue) -> None:
         """Let `find` no longer return the queue."""
-        name = self.vpn_of(queue), queue.definition.name
+        name = queue.definition.vpn, queue.definition.name
         if self.names.get(name) is queue:
             del self.names[name]
 
@@ -334,8 +324,7 @@ class Broker:
     ) -> None:  # fmt: skip
         """Add an event of messages to the journal."""
         if ids:
-            header = queue.header
-            vpn, name = self._vpn_names[header.vpn_number], header.definition.name
+            vpn, name = queue.header.definition.vpn, queue.header.definition.name
             self.journal.segments.append(
                 JournalSegment(
                     event, vpn, name, ids, counts, subscription, reason, "", None, None, None, until
@@ -360,7 +349,7 @@ class Broker:
 
     def queue_event(self, queue: Queue, event: str, **details: Any) -> None:
         """Write a notable event of a queue."""
-        self.event(event, self.vpn_of(queue), queue.header.definition.name, **details)
+        self.event(event, queue.definition.vpn, queue.definition.name, **details)
 
     def note(self, event: str, vpn: str, queue: str, subscription: str, text: str) -> None:
         """Write an event that concerns no message to the journal only."""

@@ -57,7 +57,7 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
     name = queue.definition.dead_message_queue
     if not name:
         return None, "no dead message queue"
-    target = find_any(broker, broker.vpn_of(queue), name)
+    target = find_any(broker, queue.definition.vpn, name)
     if target is None:
         return None, "dead message queue missing"
     if not target.header.ingress:

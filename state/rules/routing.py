@@ -131,7 +131,7 @@ def set_topics(broker: Broker, queue: Queue, topics: Iterable[str]) -> None:
 def change_topics(broker: Broker, queue: Queue, gone: Iterable[str], new: Iterable[str]) -> None:
     """Remove topic subscriptions that a queue has, and add others that it lacks."""
     topics = queue.header.topics
-    subscribed = _of_vpn(broker, broker.vpn_of(queue)).subscribed
+    subscribed = _of_vpn(broker, queue.definition.vpn).subscribed
     for topic in gone:
         del topics[bisect_left(topics, topic)]
         subscribed.drop(topic, queue.number)
