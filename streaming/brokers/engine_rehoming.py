@@ -125,8 +125,8 @@ class EngineRehoming:
 
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
-        """For one change. What follows it does not hold the engine's lock; if nothing changed,
-        nothing follows."""
+        """Hold both locks for one change. The follow-up runs without the engine's lock, and only if
+        something has changed."""
         with self._changing:
             self._has_changed = False
             with self._lock:
