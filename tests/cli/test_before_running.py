@@ -135,7 +135,6 @@ def test_a_second_home_on_a_running_engines_kafka_is_refused(
     about.write_text(json.dumps({"epoch": 17}))  # a failed start, for example when a port was taken
     with pytest.raises(EnvironmentFault, match=said + "is a new home"):
         check_alone("kafka:9092", tmp_path, configuration)
-    about.write_text(
-        json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}})
-    )  # its locks report it
+    # its locks report it
+    about.write_text(json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}}))
     check_alone("kafka:9092", tmp_path, configuration)

@@ -46,9 +46,7 @@ def test_blocks_found_in_messages_are_referenced(
     """Consecutive rows of it become one reference."""
     found = named(walk, journal, stored)
     assert len(found) > 3
-    assert any(len(refs) > 1 for refs in found.values()), (
-        "the step's inputs came from several partitions"
-    )
+    assert any(len(refs) > 1 for refs in found.values()), "no block spans several partitions"
     assert any(one["last"] > one["first"] for refs in found.values() for one in refs)
 
 

@@ -364,7 +364,7 @@ def test_R3_M4_a_removed_broker_is_not_rebuilt_even_without_the_homes_record(
     assert (a.broker, a.step, a.notes) == ("a", 9, [])
 
 
-def test_R1_a_brokers_number_is_in_its_snapshots(
+def test_R1_a_brokers_number_is_read_from_its_snapshots_without_the_homes_record(
     tmp_path: Path,
 ) -> None:
     """The ids of its messages begin with the number."""

@@ -75,7 +75,7 @@ class Message:
 
 
 def clocks(world: World) -> Clocks:
-    """Replace the clocks: the world's time, and pauses that end at once."""
+    """Clocks that show the world's time; pauses have their real length."""
     return Clocks(lambda: world.now, time.monotonic, time.thread_time)
 
 
@@ -171,7 +171,7 @@ class World:
         return self.flight[0][0] - 1 if self.flight else None
 
     def land(self, lag: int) -> None:
-        """Let outputs arrive in Kafka, except those of the last ``keep`` steps."""
+        """Let outputs arrive in Kafka, except those of the last ``lag`` steps."""
         count = max(len(self.flight) - lag, 0)
         self.said += self.flight[:count]
         del self.flight[:count]

@@ -65,7 +65,7 @@ class LoopOnKafka:
 
 
 def tell(place: LoopOnKafka, command: commands.AnyCommand, *topics: str) -> None:
-    """Tell the worker which topics exist, as the engine does where none are configured."""
+    """Write a command to these topics; without any, to the instructions, as the engine does."""
     transport = open_kafka(place.kafka.bootstrap_servers, "tell")
     for topic in topics or (INSTRUCTIONS,):
         key = b"default" if topic == INSTRUCTIONS else b""

@@ -43,7 +43,7 @@ class Look:
 
 
 def knocks(log: Path) -> int:
-    """How often the loop's clients failed to connect, from the log and from their counters."""
+    """How many failed connection attempts of the loop's clients its log counts as suppressed."""
     counts = re.findall(r"([0-9]+) identical error\(s\) suppressed", log.read_text())
     return sum(map(int, counts))
 

@@ -93,7 +93,7 @@ def counts(taken: Taken | None) -> dict[str, int]:
 
 @contextmanager
 def waits(inputs: LiveInputs, least_s: float, most_s: float = 4.0) -> Iterator[None]:
-    """Whether the loop waits instead of spinning."""
+    """Check that the loop waits instead of spinning, and counts that time."""
     begun, waited = time.monotonic(), inputs.waited_s
     yield
     assert least_s <= time.monotonic() - begun < most_s
@@ -101,8 +101,7 @@ def waits(inputs: LiveInputs, least_s: float, most_s: float = 4.0) -> Iterator[N
 
 
 def test_time_does_not_pass_waiting_commands(inputs: LiveInputs) -> None:
-    """The engine's own commands are of no VPN: newer ones of a VPN that were taken before do not
-    advance the time."""
+    """Of any VPN: newer commands of another VPN, taken before, do not advance the time."""
     for n in range(3):
         put(inputs, A, n, at_ms=1_000 + n)
     put(inputs, B, 0, at_ms=9_000)

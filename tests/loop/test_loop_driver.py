@@ -47,7 +47,7 @@ def test_a_worker_needs_only_the_snapshot_and_its_pages(broker: Broker) -> None:
     for n in range(1, 21):
         broker.publish(n)
     until(lambda: bool(broker.batch()) and broker.depth() == 20)
-    begun = broker.batch().snapshot.step  # the previous one may still be in progress
+    begun = broker.batch().snapshot.step  # an earlier mark may lack some messages
     broker.world.log.clear()  # only the state is left
     broker.again()
     assert broker.driver.step == begun

@@ -255,7 +255,7 @@ def test_C3_heartbeats_sent_during_downtime_keep_a_session(place: LoopOnKafka) -
             time.sleep(1.5 * SILENT_S)
             place.start()
             again = consumer.receive(120)
-            assert again is not None, "the silent session ended"
+            assert again is not None, "the silent session did not end"
             assert (again.payload, again.redelivered) == (b"silent's", True)
             until(lambda: answers(connection), 30, "the engine answers")
             time.sleep(SILENT_S)

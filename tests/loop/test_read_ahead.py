@@ -113,12 +113,12 @@ def test_busy_partitions_get_equal_shares(seeds: list[int], steps: int) -> None:
         for place, these in waiting.take()[0].items():
             share[place] += sum(map(price, these))
         if len(waiting.next_of_each()) < len(places):
-            return  # one round is complete
+            return  # one partition is empty
         assert max(share.values()) - min(share.values()) <= 2 * SIZE_MAX + waiting.grant
 
 
 @given(st.integers(1, 3), st.integers(1, SIZE_MAX), st.integers(0, 300))
-def test_a_single_record_waits_for_two_steps_at_most(others: int, size: int, before: int) -> None:
+def test_a_single_record_waits_for_a_step_or_two(others: int, size: int, before: int) -> None:
     """However much the others hold, and however large it is."""
     waiting = ahead()
     for place in PLACES[1 : 1 + others]:

@@ -309,7 +309,7 @@ def test_a_vpn_has_a_limit_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- brokers are added and removed
 
 
-def test_m4_a_bridge_continues_beside_an_added_broker_and_its_own_cannot_be_removed(
+def test_m4_a_bridge_continues_beside_an_added_broker_and_keeps_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Two, "ENGINE", RestingEngine)

@@ -70,7 +70,7 @@ class Walk:
 
     NAMES: tuple[str, ...] = NAMES
     REDEFINITIONS = REDEFINITIONS
-    TO = ("orders",) * 7 + ("copies",)  # names of subscriptions
+    TO = ("orders",) * 7 + ("copies",)  # the queues of subscriptions
     HAS_SESSIONS = False  # beside heartbeats, much that is due at once continues in parts
 
     def __init__(

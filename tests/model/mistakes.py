@@ -278,7 +278,7 @@ class NewPeriodForOldLeases(Model):
 
 
 class DefinitionsFirst(Model):
-    """Q9: commands before a redefinition are carried out under the new definition."""
+    """Q9: commands after a redefinition are carried out under the old definition."""
 
     def cancel(self, subscription: Subscription, message_id: int, delay: Any = None) -> None:
         queue = self.queues[subscription.queue]

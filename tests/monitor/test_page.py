@@ -25,9 +25,8 @@ from monitor.cases import CASES, prepared, send
 
 _names = itertools.count()
 TOKEN = "a-token-of-some-length"
-NASTY_QUEUE = (
-    """<script>alert'1'</script>"&/#%0d"""  # without the syntax that makes it an expression
-)
+# without the syntax that makes it an expression
+NASTY_QUEUE = """<script>alert'1'</script>"&/#%0d"""
 NASTY = """<script>alert('1')</script>"&/?#%0d{{ 7*7 }}"""
 
 

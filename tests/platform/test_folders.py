@@ -114,9 +114,8 @@ def test_parts_in_the_home_are_not_searched_elsewhere(tmp_path: Path) -> None:
     moved = HomeFolder(tmp_path / "other", (tmp_path / "there").as_uri())
     moved.open("real-time")
     assert tables_place(tmp_path / "other") == tmp_path / "there"
-    HomeFolder(tmp_path / "other", str(tmp_path / "there")).open(
-        "real-time"
-    )  # the same, written differently
+    # the same folder, written differently
+    HomeFolder(tmp_path / "other", str(tmp_path / "there")).open("real-time")
     with pytest.raises(LakequeueError, match="has its tables in"):
         HomeFolder(tmp_path / "other", str(tmp_path / "elsewhere")).open("real-time")
 

@@ -468,9 +468,8 @@ def test_h2_metrics_name_the_endpoint_that_blocks_a_bridge(engine: Engine) -> No
         assert value(engine.metrics, f"bridge_{name}", **labels) == wanted, name
     named = {f.name: f.samples for f in bridge_families(seen[1:])}
     assert [s.value for s in named["lakequeue_bridge_taken_messages"]] == [1]
-    assert (
-        named["lakequeue_bridge_waiting"] == []
-    )  # an end without waiting messages has no such figure
+    # an end without waiting messages has no such figure
+    assert named["lakequeue_bridge_waiting"] == []
 
 
 def test_a_stopped_engine_frees_the_metrics_port() -> None:

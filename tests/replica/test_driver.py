@@ -348,7 +348,9 @@ def hole(world: World) -> None:
         (hole, r"continues with step"),
     ],
 )
-def test_a_log_of_another_home_is_refused(spoil: Callable[[World], None], why: str) -> None:
+def test_a_log_that_does_not_fit_the_state_is_refused(
+    spoil: Callable[[World], None], why: str
+) -> None:
     world = stopped()
     spoil(world)
     with pytest.raises(Refused, match=why):

@@ -82,9 +82,8 @@ class Accounts:
     purged: set[str] = field(default_factory=set)
     rejected: set[tuple[str, int]] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)  # queues that may be deleted and recreated
-    acked_in: set[str] = field(
-        default_factory=set
-    )  # an administrator acknowledged messages of these
+    # an administrator acknowledged messages of these
+    acked_in: set[str] = field(default_factory=set)
     moved_to: set[str] = field(default_factory=set)  # queues in which deliveries are counted anew
     undeliverable: set[tuple[str, int]] = field(default_factory=set)
     repeated: int = 0

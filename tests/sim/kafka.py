@@ -124,12 +124,10 @@ class StepsLog:
     records: dict[int, bytes] = field(default_factory=dict)
     end: int = 0
     owner: int = 0
-    ever: dict[int, tuple[Range, ...]] = field(
-        default_factory=dict
-    )  # the records that steps took, for the judge
-    whole: dict[int, bytes] = field(
-        default_factory=dict
-    )  # all records there ever were, for the judge
+    # for the judge: the records that steps took
+    ever: dict[int, tuple[Range, ...]] = field(default_factory=dict)
+    # for the judge: all records there ever were
+    whole: dict[int, bytes] = field(default_factory=dict)
 
     def append(self, attempt: int, value: bytes) -> int:
         """Write a record. Raises Fenced."""

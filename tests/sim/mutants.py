@@ -70,7 +70,7 @@ def hunt(name: str, seeds: int, first: int = 0) -> int | None:
                 run(seed)
             except Failed as failed:
                 where = traceback.extract_tb(failed.cause.__traceback__)[-1].filename
-                if where.endswith("mutants.py"):  # the planted bug, not a bug of the product
+                if where.endswith("mutants.py"):  # the mutant's own code failed
                     raise AssertionError(f"mutant {name} is broken") from failed.cause
                 return seed
     return None

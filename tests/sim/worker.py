@@ -239,9 +239,8 @@ class Worker:
         if self.is_stuck():
             return False
         took = self.driver.one(self, 0.0) is not None
-        if (
-            took and self.site.log.owner == self.attempt
-        ):  # others may learn of steps, but not of theirs
+        # a worker that lost the log may have read steps of the next owner
+        if took and self.site.log.owner == self.attempt:
             check(self.driver._replica.broker)
             facts = self.driver._replica.broker.mesh.facts  # type: ignore[attr-defined]
             assert len(facts.waiting) <= self.site.limits.unconfirmed_changes
@@ -386,5 +385,5 @@ def digest(pages: dict[str, bytes]) -> int:
 
 
 def live(batch: Any) -> Batch:
-    """The live facts, as the core wants them."""
+    """The batch as the core expects it."""
     return Batch(batch.commands, batch.publishes, batch.mesh)
