@@ -14,16 +14,16 @@ from lakequeue.definitions import definition_values as read
 from lakequeue.streaming.kafka.embedded_kafka import JAVA_OPTIONS, EmbeddedKafka
 from rules.harness import Bench
 
-# How long an example takes is the machine's matter, and what else it does.
+# The time of an example depends on the machine and its other load.
 settings.register_profile("tests", deadline=None)
 settings.load_profile("tests")
-# Brokers of tests live for seconds: compiling them well would take longer than they do.
+# Brokers of tests live for seconds: optimised compilation would take longer than it saves.
 os.environ.setdefault(JAVA_OPTIONS, "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 class RootIsNoPackage:
-    """The root is the package lakequeue, but pytest would import it by the name of its folder,
-    which fails for a checkout that is called, say, lakequeue-main."""
+    """The root is the package lakequeue, but pytest would import it under the name of its folder,
+    which fails for a checkout called, say, lakequeue-main."""
 
     def pytest_collect_directory(
         self, path: Path, parent: pytest.Collector
@@ -34,12 +34,12 @@ class RootIsNoPackage:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A hook of this file itself would count for what is below its folder only."""
+    """A hook of this file itself would apply only below its folder."""
     config.pluginmanager.register(RootIsNoPackage())
 
 
 class SharedKafka(EmbeddedKafka):
-    """Its cleaner looks every second for what is to be compacted, and not every fifteen."""
+    """Its cleaner checks every second for topics to compact, instead of every fifteen."""
 
     def _configure(self) -> None:
         super()._configure()
@@ -49,14 +49,16 @@ class SharedKafka(EmbeddedKafka):
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
-    """A running broker that all tests share: take topics with names of your own, leave it up."""
+    """A running broker that all tests share: use topics with names of your own, and leave it
+    running."""
     with SharedKafka(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
 
 
 @pytest.fixture(scope="module")
 def small_active_sets() -> Iterator[None]:
-    """`target_queue_depth` from 1 on, instead of from 1000 on (R5): walks are short."""
+    """Allow `target_queue_depth` from 1 on, instead of from 1000 on (R5), because walks are
+    short."""
     with pytest.MonkeyPatch.context() as patch:
         key = "target_queue_depth"
         patch.setitem(definition._READERS, key, (key, read.count(1)))

@@ -18,10 +18,10 @@ KEYS = {"AWS_ACCESS_KEY_ID": "tests", "AWS_SECRET_ACCESS_KEY": "tests", "AWS_REG
 
 @contextlib.contextmanager
 def store(patch: pytest.MonkeyPatch, host: str = "127.0.0.1") -> Iterator[str]:
-    """The URI of a bucket that is empty; the environment says how it is reached, at this host."""
+    """The URI of an empty bucket; the environment has the access settings, for this host."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    # Python's server and Werkzeug's each say `100 Continue`; Amazon's client takes the second for
-    # the answer to what it uploads.
+    # Python's server and Werkzeug's each send `100 Continue`; Amazon's client takes the second for
+    # the answer to its upload.
     patch.setattr(WSGIRequestHandler, "handle_expect_100", lambda handler: True)
     server = ThreadedMotoServer(ip_address=host, port=0, verbose=False)
     server.start()
@@ -41,6 +41,6 @@ def store(patch: pytest.MonkeyPatch, host: str = "127.0.0.1") -> Iterator[str]:
 
 @pytest.fixture
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URI of a bucket that is empty."""
+    """The URI of an empty bucket."""
     with store(monkeypatch) as uri:
         yield uri

@@ -13,11 +13,11 @@ from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
 BROKERS = ("a", "b")
-BACK_S_MAX = 180.0  # how soon is printed
+BACK_S_MAX = 180.0  # the interval of progress lines
 
 
 def traffics(url: str, *brokers: str, per_second: float = 5) -> dict[str, Traffic]:
-    """Traffic on the queues of these brokers, each by its own."""
+    """Traffic on the queues of these brokers, each separate."""
     return {
         broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=per_second)
         for i, broker in enumerate(brokers)
@@ -25,16 +25,16 @@ def traffics(url: str, *brokers: str, per_second: float = 5) -> dict[str, Traffi
 
 
 def workers(processes: Iterable[psutil.Process]) -> dict[str, psutil.Process]:
-    """The process that steps, of each broker."""
+    """Each broker's stepping process."""
     found = {}
     for worker in loop_workers(processes):
-        with contextlib.suppress(psutil.Error):  # one that was killed may just have ended
+        with contextlib.suppress(psutil.Error):  # a killed one may just have ended
             found[worker.environ()[ENVIRONMENT]] = worker
     return found
 
 
 def take(connection: lakequeue.Connection, queue: str, count: int) -> list[lakequeue.Message]:
-    """So many messages of a queue, each acknowledged, and then none."""
+    """Take so many messages of a queue, acknowledge each, and expect no more."""
     found = []
     with connection.consumer(queue, ack_mode="individual", max_backlog=50) as consumer:
         while len(found) < count:

@@ -1,4 +1,4 @@
-"""The application of `celery_day.py`: its tasks write a line for each run of theirs."""
+"""The application of `celery_day.py`: its tasks write a line for each of their runs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ app.conf.update(
     task_acks_late=True, worker_prefetch_multiplier=1, worker_hijack_root_logger=False,
     broker_connection_retry_on_startup=True, task_default_queue="celery-tasks",
     task_reject_on_worker_lost=True,
-    # A retry waits that long for an engine that starts again; else Celery rejects the task.
+    # A retry waits that long for a restarting engine; otherwise Celery rejects the task.
     broker_transport_options={"connect_retries_timeout": 120},
     task_publish_retry_policy={"max_retries": None},
 )  # fmt: skip
 
 
 def note(*words: object) -> None:
-    """One line, in one write."""
+    """Write one line in one call."""
     line = " ".join(map(str, (*words, time.time()))) + "\n"
     with open(os.environ["CELERY_TEST_LOG"], "a") as file:
         file.write(line)
@@ -29,7 +29,7 @@ def note(*words: object) -> None:
 
 @app.task(bind=True, max_retries=5)
 def errand(self: Any, n: int, seconds: float, fails: int) -> None:
-    """Writes down its start and its end. The first `fails` attempts fail."""
+    """Note the start and the end. The first `fails` attempts fail."""
     again = self.request.delivery_info["redelivered"]
     note(n, self.request.retries, "again" if again else "first")
     time.sleep(seconds)

@@ -1,12 +1,12 @@
-"""A day in the life of Celery on lakequeue, and its accounts. Anyone can run it:
+"""A day of Celery on lakequeue, and its accounts. Anyone can run it:
 
     PYTHONPATH=tests python -m job.celery_day --tasks 10000 --kills 4 --seed 7
 
 `lakequeue up` serves workers with two processes each. Tasks have priorities, some a countdown, some
 fail at first and retry. Meanwhile workers die by SIGKILL, whole or one process of the pool, and the
-engine dies with its Kafka and starts again. The tasks write down when they begin and end. At the
-end: every task is done, none began twice without `redelivered`, none before its time, the queue is
-empty, the mailboxes of killed workers are deleted, and the tables know the life of each.
+engine dies with its Kafka and restarts. The tasks note their starts and ends. In the end every task
+is done, none began twice without `redelivered`, none before its time, the queue is empty, the
+mailboxes of killed workers are deleted, and the tables have the history of each task.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ QUEUE = "celery-tasks"
 EARLIER_S = 0.1  # clocks: the engine's is Kafka's, in whole milliseconds
 PROCESSES = 2  # of each worker
 TRACED = 20
-TABLES_S = 90.0  # they are a few seconds behind
+TABLES_S = 90.0  # they lag by a few seconds
 LATER = FAILING = 0.05  # the shares of tasks with a countdown, and of those that fail at first
 CONFIG = "queues: []\n"
-NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # nobody asks for it
+NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # the results are never read
 _WHERE = "j.topic = m.topic AND j.partition = m.partition AND j.offset = m.offset"
 _MESSAGES = f"""
 SELECT j.message_id, m.payload FROM journal AS j JOIN messages AS m ON {_WHERE} AND j.item = m.item
@@ -55,7 +55,7 @@ WHERE j.queue = '{QUEUE}' AND j.event = 'spooled'
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """`kill -9` of a worker and its children, as when the machine loses power."""
+    """`kill -9` of a worker and its children, as in a power loss."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -64,7 +64,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 
 
 class Application:
-    """The application, as its sender has it, and what its workers wrote."""
+    """The application as its sender uses it, and its workers' notes."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.log = folder / "ran"
@@ -78,7 +78,7 @@ class Application:
         return [line.split() for line in self.log.read_text().splitlines()]
 
     def start(self, *options: str) -> subprocess.Popen[bytes]:
-        """A worker, in a session of its own."""
+        """Start a worker in a session of its own."""
         command = [sys.executable, "-m", "celery", "-A", "celery_app", "worker", *options]
         environment = os.environ | {"PYTHONPATH": str(HERE)}
         with self.log.with_suffix(".stderr").open("ab") as errors:
@@ -89,7 +89,7 @@ class Application:
 
 
 def stop(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Their warm shutdown."""
+    """Stop the workers warmly."""
     for process in workers:
         if process.poll() is None:
             process.terminate()
@@ -108,7 +108,7 @@ def mailboxes(admin: lakequeue.Admin) -> set[str]:
 
 @dataclass
 class Sent:
-    """task: its id; None if the sender was told that nobody knows whether it is stored."""
+    """task: its id; None if the sender does not know whether it is stored."""
 
     task: str | None
     at: float
@@ -117,7 +117,7 @@ class Sent:
 
 
 def killed_and_started(engine: UpProcess) -> UpProcess:
-    """As when the machine loses power."""
+    """As in a power loss."""
     engine.kill()
     engine.start().wait_ready()
     return engine
@@ -126,7 +126,7 @@ def killed_and_started(engine: UpProcess) -> UpProcess:
 @dataclass
 class Day:
     """outage: in the middle of the day; returns the engine that serves from then on, at the same
-    address. chance: draws what is sent, and who dies. Its figures are in `told` at the end."""
+    address. chance: draws the tasks and the deaths. Its figures are in `told` in the end."""
 
     folder: Path
     engine: UpProcess
@@ -141,7 +141,8 @@ class Day:
     _kills: int = 0
 
     def run(self) -> dict[str, Any]:
-        """Live it, judge it; its figures. Raises AssertionError for wrong accounts."""
+        """Run the day and judge it; returns its figures. Raises AssertionError for wrong
+        accounts."""
         self.chance = random.Random(self.seed)
         try:
             self.application = Application(f"kafka://{self.engine.bootstrap}", self.folder)
@@ -156,7 +157,7 @@ class Day:
                 kill(process)
         return self.told
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
     def _live(self) -> None:
         for _ in range(self.workers):
@@ -183,8 +184,8 @@ class Day:
             assert mailboxes(admin) == set()
 
     def _stuck(self, expected: set[int]) -> str:
-        """What is known about tasks that are not done: their runs, who has their messages, and what
-        the workers say."""
+        """The facts about unfinished tasks: their runs, the holders of their messages, and the
+        workers' output."""
         missing = expected - self._done()
         runs = [" ".join(words) for words in self.application.ran() if int(words[0]) in missing]
         with self._connect() as connection:
@@ -194,7 +195,7 @@ class Day:
         return f"{sorted(missing)}\n{runs}\n{queue}\n{workers}\n{errors}"
 
     def _tidy(self, admin: lakequeue.Admin) -> None:
-        """Who lives deletes the mailboxes of workers that were killed; they look every `LOOK_S`."""
+        """The living workers delete the mailboxes of killed ones; they check every `LOOK_S`."""
         names = {f"worker{n}" for n, one in enumerate(self.running) if one.poll() is None}
         link = acquire(Address.of(f"kafka://{self.engine.bootstrap}", {}))
         looks = count(0.0, UNUSED_S)
@@ -217,7 +218,7 @@ class Day:
             if countdown:
                 options["countdown"] = countdown
             sent = self.sent[n] = Sent(None, time.time(), countdown, fails)
-            with contextlib.suppress(OperationalError):  # nobody knows; it may still be stored
+            with contextlib.suppress(OperationalError):  # unknown; it may still be stored
                 arguments = (n, chance.uniform(0, 0.2), fails)
                 sent.task = self.application.tasks.errand.apply_async(arguments, **options).id
 
@@ -227,7 +228,7 @@ class Day:
         self.running.append(self.application.start(*options))
 
     def _kill_one(self) -> None:
-        """In turn a worker that lives, whole, and one process of its pool."""
+        """Kill in turn a whole living worker, and one process of its pool."""
         living = [worker for worker in self.running if worker.poll() is None]
         victim = self.chance.choice(living)
         self._kills += 1
@@ -267,7 +268,7 @@ class Day:
         lost = [n for n, sent in self.sent.items() if sent.task is not None and n not in done]
         assert not lost, f"lost: {lost}"
         for (n, retries), how in begun.items():
-            # A task that is done again sends its retry again: that one is new to the broker.
+            # A repeated task sends its retry again, which is a new message for the broker.
             allowed = begun[n, retries - 1].total() if retries else 1
             assert how["first"] <= allowed, f"task {n} began again and was not told: {how}"
         self.again = {n for (n, _), how in begun.items() if how["again"]}
@@ -280,14 +281,14 @@ class Day:
         }  # fmt: skip
 
     def _explain(self) -> None:
-        """Of those that began again, and some others, the tables know the whole life."""
+        """The tables have the whole history of repeated tasks, and of some others."""
         some = set(sorted(self.again)[: TRACED // 2])
         some |= set(self.chance.sample(sorted(self._done()), min(TRACED // 2, len(self._done()))))
         wanted = {self.sent[n].task: n for n in some if self.sent[n].task is not None}
         self.told["explained by trace"] = len(wanted)
 
         def unexplained() -> dict[int, list[list[str]]]:
-            """Of those that the last look left. A trace costs."""
+            """unexplained: tasks that the last call left. A trace is slow."""
             lake = open_lake(self.engine.home)
             lives: dict[int, list[list[str]]] = {n: [] for n in wanted.values()}
             for message_id, payload in lake.execute(_MESSAGES).fetchall():
@@ -307,8 +308,8 @@ class Day:
 
 
 def _explain(lives: list[list[str]], again: bool) -> bool:
-    """Whether each message of a task came and was acknowledged; and one of them was delivered
-    again, if the task began again."""
+    """Whether each message of a task was stored and acknowledged, and one of them redelivered if
+    the task began again."""
     whole = all(life[0] == "spooled" and life[-1] == "acknowledged" for life in lives)
     return bool(lives) and whole and (not again or any("redelivered" in life for life in lives))
 

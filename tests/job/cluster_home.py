@@ -1,5 +1,5 @@
 """The home of `test_standalone.py`: Kafka with credentials over TLS, a standalone cluster, an S3
-store with its tables and checkpoints, and an engine that is submitted with two brokers."""
+store with its tables and checkpoints, and a submitted engine with two brokers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lakequeue.protocol.kafka_settings import VARIABLE
 SETTINGS = (
     "--set", "lakequeue.batch_s=14", "--set", "spark.decommission.enabled=true",
     "--set", "lakequeue.tables_interval_s=20", "--set", "lakequeue.history_interval_s=0",
-    # After so long Spark gives up an executor that it does not hear, and its brokers go elsewhere.
+    # After this long Spark gives up a silent executor, and its brokers move.
     "--set", "spark.network.timeout=20s", "--set", "spark.network.timeoutInterval=5s",
     "--set", "spark.executor.heartbeatInterval=2s",
 )  # fmt: skip
@@ -49,7 +49,7 @@ SLOTS = 4  # of each executor: room for all brokers and the tables on one
 
 class SubmittedEngine(EngineProcess):
     """`lakequeue submit` in client mode: the same engine, with spark-submit's Java before its
-    Python. It has its jars, and SIGTERM to the command ends the driver in order."""
+    Python. It has its jars, and SIGTERM to the command stops the driver cleanly."""
 
     def command(self, bootstrap: str) -> list[str]:
         return ["submit", "--bootstrap", bootstrap]
@@ -57,7 +57,7 @@ class SubmittedEngine(EngineProcess):
 
 class Home:
     """Kafka, the cluster and the engine. hosts: of Kafka, of the driver, and of each worker; by
-    default all are on this one. bucket: the URI of one that is empty."""
+    default all are on this one. bucket: the URI of an empty one."""
 
     def __init__(
         self, place: Path, hosts: list[Host], bucket: str, patch: pytest.MonkeyPatch
@@ -76,7 +76,7 @@ class Home:
             self.kafka.allow_client(vpn, vpn)
         self.cluster = Standalone(place, 2, SLOTS, hosts[1:])
         own = settings_file(place, "SCRAM-SHA-512", certificate=self.kafka.certificate)
-        patch.setenv(VARIABLE, str(own))  # behind the cluster's start, which does not know it
+        patch.setenv(VARIABLE, str(own))  # after the cluster's start, which does not know it
         patch.setenv("APP_KEY", KEY)
         patch.setenv("LAKEQUEUE_CLIENT_KEY", f"app:{KEY}")
         with on[1]:
@@ -96,18 +96,18 @@ class Home:
         return self.store / "tables"
 
     def workers(self) -> dict[str, psutil.Process]:
-        """The process that steps, of each broker."""
+        """Each broker's stepping process."""
         return workers(self.cluster.family())
 
     @property
     def logs(self) -> list[Path]:
-        """Of the engine, and of all processes of the cluster."""
+        """The logs of the engine, and of all processes of the cluster."""
         place = self.engine.home.parent
         executors = place.glob("worker-*/*/*/std*")
         return [*self.engine.home.glob("*.log"), *place.glob("*.log"), self.engine.log, *executors]
 
     def kill(self) -> None:
-        """All of it."""
+        """Kill everything."""
         self.engine.kill()
         self.cluster.kill()
         self.kafka.stop()

@@ -1,8 +1,8 @@
-"""Hosts of a network of their own on this machine: network namespaces on a bridge, where one may
-make them. This process stands on the bridge, as a client on one more host.
+"""Hosts with their own network on this machine: network namespaces on a bridge, where they can be
+made. This process is on the bridge, like a client on one more host.
 
-A link is cut on both ways, or on one: what a host sends to another goes nowhere, and what it hears
-from there comes through. A slow link lets through so many bits a second.
+A link is cut in both directions, or in one: a host's packets to another are lost, while those from
+there arrive. A slow link has a limited bandwidth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOBODY = "02:00:00:00:00:01"
 
 
 class NoNetwork(Exception):
-    """No network of one's own can be made here; says why."""
+    """No network of our own can be made here; the text has the reason."""
 
 
 def _run(*command: str) -> None:
@@ -35,7 +35,7 @@ def _run(*command: str) -> None:
 
 
 def _enter(handle: int) -> None:
-    """This thread, and what it starts from now on, is in that namespace."""
+    """Move this thread, and processes it starts from now on, into that namespace."""
     if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWNET) != 0:
         raise NoNetwork(f"a network namespace: {os.strerror(ctypes.get_errno())}")
 
@@ -48,7 +48,7 @@ class Host:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """What this thread does is done there, and what it starts stays there."""
+        """The thread's calls inside run there, and processes started inside stay there."""
         with (
             open(f"/proc/self/task/{threading.get_native_id()}/ns/net") as here,
             open(f"/run/netns/{self.namespace}") as there,
@@ -70,7 +70,7 @@ class Host:
 
     @contextlib.contextmanager
     def unheard(self, by: Host) -> Iterator[None]:
-        """What it sends to another one does not come there: it goes to a card that nobody has."""
+        """Its packets to another host are lost: they go to a card that nobody has."""
         neighbour = ("ip", "-n", self.namespace, "neighbour")
         _run(*neighbour, "replace", by.address, "lladdr", _NOBODY, "dev", "eth0")
         try:
@@ -80,7 +80,7 @@ class Host:
 
     @contextlib.contextmanager
     def slow(self, kbit_s: int) -> Iterator[None]:
-        """What it sends goes that fast at most, and waits half a second at most."""
+        """Its packets have this bandwidth, and wait half a second at most."""
         rate = ("rate", f"{kbit_s}kbit", "burst", "16kb", "latency", "500ms")
         place = ("tc", "-n", self.namespace, "qdisc")
         _run(*place, "add", "dev", "eth0", "root", "tbf", *rate)
@@ -96,7 +96,7 @@ class Network:
     def __init__(self, count: int) -> None:
         self._number = next(_NAMES) % 60_000
         self._bridge = f"lqb{self._number}"
-        # Another process may have hosts at the same time: few numbers share a part.
+        # Another process may have hosts at the same time: few numbers collide.
         self._part = f"10.{200 + self._number // 250 % 50}.{self._number % 250}"
         self.bridge = f"{self._part}.254"  # the address of this process
         self.hosts = [
@@ -127,7 +127,7 @@ class Network:
         _run(*there, "link", "set", "lo", "up")
 
     def _try(self) -> None:
-        """A machine may make it all, and let nothing through."""
+        """A machine may create everything, and let no packet through."""
         first, *others = self.hosts
         with first():
             server = socket.create_server((first.address, 0))
@@ -138,7 +138,7 @@ class Network:
                 raise NoNetwork(f"{first.address}: {error}") from error
 
     def close(self) -> None:
-        """Nothing is left of it. Who still runs there has no network."""
+        """Remove everything. Processes still running there have no network."""
         for host in self.hosts:
             subprocess.run(["ip", "netns", "del", host.namespace], capture_output=True)
             subprocess.run(["ip", "link", "del", host._link], capture_output=True)

@@ -1,10 +1,10 @@
-"""What was said, held beside what the log of steps says: byte for byte, all of it, in its order.
+"""The engine's outputs against the log of steps: byte for byte, all of them, in order.
 
-The judge takes every logged step once more, in this process, from nothing and in one go, with the
-inputs that stand in Kafka. The steps' digests must be those of the log. Then all that was ever
-written for clients is compared with what the steps say: nothing else was said, each of it was said,
-what was said again was the same, and what was new came in the order of the steps. The log must be
-whole for this: an engine that retains enough batches of Spark never trims it.
+The judge replays every logged step in this process, from nothing and in one go, with the inputs in
+Kafka. The steps' digests must be those of the log. Then all records ever written for clients are
+compared with the steps' outputs: there are no others, none is missing, repeated ones are equal, and
+new ones are in the order of the steps. The log must be whole for this: an engine that retains
+enough batches of Spark never trims it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Said = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]  # key, 
 
 
 class _Ear:
-    """`driver.Outbox` and `driver.Log` of a replay: hears what the steps say, in their order."""
+    """`driver.Outbox` and `driver.Log` of a replay: collects the steps' outputs, in order."""
 
     def __init__(self) -> None:
         self.records: list[WireRecord] = []
@@ -56,7 +56,7 @@ class _Ear:
 
 
 def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
-    """Every record of a topic, each partition's in its order."""
+    """Every record of a topic, each partition's in order."""
     consumer = Consumer({**kafka_client(bootstrap, "wire"), "group.id": "wire"})
     places = [TopicPartition(topic, p, 0) for p in range(partitions)]
     ends = {p.partition: consumer.get_watermark_offsets(p)[1] for p in places}
@@ -75,7 +75,7 @@ def on_the_wire(bootstrap: str, topic: str, partitions: int) -> list[Any]:
 
 
 def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]]:
-    """The log, once no step follows any more: the journal comes a second after all else."""
+    """The log, once no further step comes: the journal comes a second after everything else."""
     logged = read_steps(kafka, topic, 0)
     deadline = time.monotonic() + QUIET_S_MAX
     while True:
@@ -84,13 +84,13 @@ def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]
         if not more:
             return logged
         logged += more
-        assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
+        assert time.monotonic() < deadline, "it takes steps without any input"
 
 
 def _log_and_wire(
     bootstrap: str, vpn: str
 ) -> tuple[list[tuple[int, StepRecord]], dict[str, list[Any]]]:
-    """The log, and what was said by then: who closes a connection may be heard late."""
+    """The log, and the outputs at that time: the end of a connection may arrive late."""
     kafka, log = kafka_client(bootstrap, "judge"), topics.topic("broker-0", topics.STEPS)
     deadline = time.monotonic() + QUIET_S_MAX
     while True:
@@ -100,24 +100,23 @@ def _log_and_wire(
         }
         if not read_steps(kafka, log, logged[-1][0] + 1):
             return logged, wire
-        assert time.monotonic() < deadline, "it takes steps although nobody asks for anything"
+        assert time.monotonic() < deadline, "it takes steps without any input"
 
 
 def steps_say(
     bootstrap: str, home: Path, broker: str = "broker-0", number: int = 0,
     log: list[tuple[int, StepRecord]] | None = None,
 ) -> tuple[int, list[WireRecord]]:  # fmt: skip
-    """All steps of the log once more, aloud: how many, and what they say. Raises Refused where the
-    outcome of one is not what the log says. home: the engine's folder; log: by default it is read
-    whole."""
+    """Replay all steps of the log: their number, and their outputs. Raises Refused where a step's
+    outcome differs from the log. home: the engine's folder; log: by default it is read whole."""
     epoch = json.loads((home / "lakequeue.json").read_text())["epoch"]
     kafka = kafka_client(bootstrap, "judge")
     logged = log or _whole_log(kafka, topics.topic(broker, topics.STEPS))
     numbers = [record.step for _, record in logged]
-    assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or stands there twice"
+    assert numbers == list(range(1, len(numbers) + 1)), "a step is missing, or twice in the log"
     taken: dict[tuple[str, int], int] = {}
     for _, record in logged:
-        for r in record.ranges:  # between them may be marks of transactions
+        for r in record.ranges:  # transaction markers may be between them
             assert r.first > taken.get((r.topic, r.partition), -1), f"step {record.step}: {r} again"
             taken[r.topic, r.partition] = r.last
     loud = [msgspec.structs.replace(record, acked=0) for _, record in logged]
@@ -133,7 +132,8 @@ def steps_say(
 
 
 def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dict[str, int]:
-    """All that this module's first lines promise. Counts: steps, records, said again."""
+    """Check all promises of this module's docstring. Returns the numbers of steps, records, and
+    repeated records."""
     log, wire = _log_and_wire(bootstrap, vpn)
     steps, wanted = steps_say(bootstrap, home, log=log)
     due: dict[tuple[str, int | None], list[Said]] = defaultdict(list)
@@ -147,7 +147,7 @@ def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dic
             heard[m.partition()].append((m.key(), m.value(), tuple(m.headers() or ())))
             records += 1
         for partition, said in heard.items():
-            # Records that name no partition are one partition's: these topics have one then.
+            # Records without a partition are of one partition: these topics have one then.
             free = due.pop((topic, None), []) if len(heard) == 1 else []
             _compare(f"{topic} [{partition}]", said, due.pop((topic, partition), free))
     _compare_newest(bootstrap, topics.topic(vpn, topics.DIRECTORY), due)
@@ -158,7 +158,7 @@ def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dic
 def _compare_newest(
     bootstrap: str, topic: str, due: dict[tuple[str, int | None], list[Said]]
 ) -> None:
-    """Of a compacted topic, to which the engine writes of brokers beside the steps: the newest
+    """A compacted topic, to which the engine writes records of brokers beside the steps: the newest
     record of each of their keys."""
     wanted = {key: value for key, value, _ in due.pop((topic, 0), [])}
     heard = {m.key(): m.value() for m in on_the_wire(bootstrap, topic, 1) if m.key() in wanted}

@@ -21,9 +21,9 @@ from lakequeue.streaming.loop.worker_daemon import DAEMON
 
 START_S_MAX = 300.0
 STOP_S_MAX = 180.0
-SLOWER = 3  # than the machine that waits are written for; how fast something is, is told in bench/
+SLOWER = 3  # than the machine for which the waits are written; speed is measured in bench/
 # Spark would compile each plan to Java code, which takes longer than a test's few rows: a fifth of
-# the CPU. It does so in the engine of the documentation's commands.
+# the CPU. The engine of the documentation's commands does compile.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"
 }  # fmt: skip
@@ -32,8 +32,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def _adopts() -> None:
-    """Linux: its grandchildren become its children when their parents die. Else the death of Java
-    leaves the workers' process group an orphan, and the kernel ends what is frozen in it."""
+    """Linux: make its grandchildren its children when their parents die. Otherwise Java's death
+    leaves the workers' process group orphaned, and the kernel ends the frozen ones in it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -41,7 +41,8 @@ def _adopts() -> None:
 def _listen(
     process: subprocess.Popen[str], said: list[dict[str, Any]], ready: threading.Event
 ) -> None:
-    """What one start says, until its end: that of a killed one may come after the next start."""
+    """The output of one start, until its end: a killed one's last lines may come after the next
+    start."""
     assert process.stdout is not None
     for line in process.stdout:
         said.append(json.loads(line))
@@ -51,9 +52,9 @@ def _listen(
 
 
 class EngineProcess:
-    """`lakequeue run` as a child. Its session holds everything that it starts: driver, JVM,
-    executors, Python workers; Kafka is somebody else's. A start costs 20 s of a core, and tables
-    10 s more: who looks at none sets `lakequeue.tables_interval_s=0`."""
+    """`lakequeue run` as a child. Its session has all processes that it starts: driver, JVM,
+    executors, Python workers; Kafka is separate. A start costs 20 s of a core, and tables 10 s
+    more: a test without tables sets `lakequeue.tables_interval_s=0`."""
 
     def __init__(self, bootstrap: str, home: Path, config: Path, *arguments: str) -> None:
         self.home = home
@@ -66,7 +67,7 @@ class EngineProcess:
         self.start()
 
     def start(self, *more: str) -> EngineProcess:
-        """Start it; again, where it was killed. more: arguments of this start."""
+        """Start it, or restart it after a kill. more: arguments of this start."""
         self.said: list[dict[str, Any]] = []
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -80,17 +81,17 @@ class EngineProcess:
         return self
 
     def command(self, bootstrap: str) -> list[str]:
-        """What is started, and where its Kafka is."""
+        """The command line, with its Kafka's address."""
         return ["run", "--bootstrap", bootstrap]
 
     def wait_ready(self) -> EngineProcess:
-        """Until it serves."""
+        """Wait until it serves."""
         assert self._ready.wait(START_S_MAX), f"not ready in {START_S_MAX} s: {self.errors()}"
         assert self.said, f"ended with {self.process.wait(10)}: {self.errors()}"
         return self
 
     def errors(self) -> str:
-        """The end of what it wrote to standard error."""
+        """The end of its standard error."""
         return self.log.read_text(errors="replace")[-2000:]
 
     def family(self) -> list[psutil.Process]:
@@ -104,15 +105,16 @@ class EngineProcess:
         return out
 
     def kill(self) -> None:
-        """`kill -9` of all of it, as when the machine loses power."""
-        for process in [*self.family(), *self.family()]:  # twice: what was born meanwhile
+        """`kill -9` of all of it, as in a power loss."""
+        for process in [*self.family(), *self.family()]:  # twice: for children born meanwhile
             with contextlib.suppress(psutil.Error):
                 process.kill()
         self.process.wait(30)
         until(lambda: not self.family(), 30, "processes survive SIGKILL")
 
     def terminate(self) -> int:
-        """SIGTERM to the process that the user started; its exit status. Then all is in `said`."""
+        """Send SIGTERM to the process that the user started; returns its exit status. Then all
+        output is in `said`."""
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(STOP_S_MAX)
         self._listener.join(STOP_S_MAX)
@@ -126,7 +128,7 @@ class UpProcess(EngineProcess):
         super().__init__("", home, config, *arguments)
 
     def command(self, bootstrap: str) -> list[str]:
-        """Kafka keeps the port that the home had before."""
+        """Kafka keeps the home's earlier port."""
         return ["up", "--port", "0"]
 
     @property
@@ -145,7 +147,7 @@ class UpProcess(EngineProcess):
 
 
 def loop_workers(engine: EngineProcess | Iterable[psutil.Process]) -> list[psutil.Process]:
-    """The Python workers of the brokers' queries: children of the daemon that knows its name."""
+    """The Python workers of the brokers' queries: children of the daemon with its name."""
     found = []
     for process in engine.family() if isinstance(engine, EngineProcess) else engine:
         with contextlib.suppress(psutil.Error, OSError):
@@ -159,36 +161,38 @@ def loop_workers(engine: EngineProcess | Iterable[psutil.Process]) -> list[psuti
 
 
 def runs(process: psutil.Process, word: str) -> bool:
-    """Whether its command line has the word. One that has just ended has none."""
+    """Whether its command line has the word. A process that has just ended has none."""
     with contextlib.suppress(psutil.Error):
         return any(word in part for part in process.cmdline())
     return False
 
 
 def gone(process: psutil.Process) -> bool:
-    """Whether it has ended, though its parent may not have looked."""
+    """Whether it has ended, even if its parent has not collected it."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.status() == psutil.STATUS_ZOMBIE
     return True
 
 
 def thaw(process: psutil.Process) -> None:
-    """Let go on who was frozen with SIGSTOP all the time."""
+    """Continue a process that was frozen with SIGSTOP all the time."""
     assert process.status() == psutil.STATUS_STOPPED, "it was not frozen all the time"
     let_end(process)
 
 
 def let_end(process: psutil.Process) -> None:
-    """Let go on who may be frozen, or dead, and wait until it finds that it is of no use."""
+    """Continue a process that may be frozen, or dead, and wait until it notices that it is
+    replaced."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signal.SIGCONT)
     until(lambda: gone(process), 60, "the frozen one ends")
 
 
 def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until something holds, and return it. On a slower machine it may take longer.
+    """Wait until a condition holds, and return its value. On a slower machine it may take longer.
 
-    A look that costs much is followed by a longer pause: the engine needs the same cores."""
+    A slow check is followed by a longer pause: the engine needs the same cores.
+    """
     deadline = time.monotonic() + seconds * SLOWER
     while True:
         begun = time.process_time()
@@ -202,7 +206,7 @@ def until(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 def write_at(
     producer: Any, topic: str, value: bytes, timestamp: int, key: bytes | None = None
 ) -> None:
-    """Write a record with this time, once Kafka has taken over that the topic lets it in."""
+    """Write a record with this time, once Kafka has applied the topic's setting that allows it."""
 
     def is_taken() -> bool:
         told: list[Any] = []
@@ -216,7 +220,7 @@ def write_at(
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     from lakequeue.streaming.kafka.embedded_kafka import free_port as find
 
     return find()

@@ -1,19 +1,19 @@
-"""Which scenarios run on the real job, and the names that their queues have there."""
+"""The scenarios that run on the real job, and their queues' names there."""
 
 from __future__ import annotations
 
 from rules.scenario import Scenario, load
 
-# What a rule says is proved in memory: these show that the job carries it. One of each group.
+# The rules are proved in memory: these scenarios show that the job carries them. One of each group.
 RULES = ("B1", "C4", "F1", "L4", "L6", "O3", "Q2", "S3", "X5")
 # Each line costs a batch of Spark's there. One that acknowledges, one that returns, one that waits.
 IN_BATCHES = ("C4", "L6", "X5")
 
 
 def chosen() -> dict[str, Scenario]:
-    """The first scenario of each of these rules that can be waited for.
+    """The first scenario of each of these rules that is short enough.
 
-    `next` names the id that the broker gives next, which nobody knows while others send.
+    `next` names the next id, which nobody knows while others send.
     """
     found: dict[str, Scenario] = {}
     for scenario in load():
@@ -31,6 +31,6 @@ def queues_of(scenario: Scenario) -> list[str]:
 
 
 def queue_name(rule: str, queue: str) -> str:
-    """A name for one scenario only. The slash makes it no name of a Kafka topic, so the engine
+    """A name for one scenario only. The slash excludes a Kafka topic of that name, so the engine
     reads none for it: clients' messages come through ``<vpn>.publish`` anyway."""
     return f"scenario {rule}/{queue}"

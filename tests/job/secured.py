@@ -1,6 +1,6 @@
-"""A Kafka that asks who is there: the embedded broker with listeners for SASL, with and without
-TLS, beside its own; what each user may do there, as docs/concepts/security.md says; and users who
-do that, and try more."""
+"""A Kafka with authentication: the embedded broker with listeners for SASL, with and without TLS,
+beside its own; each user's permissions, as in docs/concepts/security.md; and users who use them,
+and try more."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _MODULES = "org.apache.kafka.common.security"
 
 
 class SecuredKafka(EmbeddedKafka):
-    """``secured``, and over TLS ``encrypted``: the addresses at which it asks for credentials. The
-    one without is for itself, and for the judge, who may do everything."""
+    """``secured``, and over TLS ``encrypted``: the addresses that require credentials. The one
+    without is for itself, and for the judge, who may do everything."""
 
     @property
     def secured(self) -> str:
@@ -49,7 +49,7 @@ class SecuredKafka(EmbeddedKafka):
 
     @property
     def certificate(self) -> Path:
-        """Its own, and its own authority's."""
+        """A certificate of its own, with its own authority."""
         return self.home / "certificate.pem"
 
     def _port_of(self, name: str) -> int:
@@ -96,7 +96,7 @@ class SecuredKafka(EmbeddedKafka):
         file.write_text(text)
 
     def add_user(self, user: str = USER) -> None:
-        """For SCRAM; PLAIN's stands in the properties."""
+        """For SCRAM; PLAIN's users are in the properties."""
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
         admin = self._admin()  # it answers as long as it is held
@@ -104,7 +104,7 @@ class SecuredKafka(EmbeddedKafka):
             answer.result(90)
 
     def allow_engine(self, vpns: Sequence[str], brokers: Sequence[str]) -> None:
-        """All that begins with a VPN's or a broker's name, and what goes with it."""
+        """Allow everything that begins with a VPN's or a broker's name, and what belongs to it."""
         topics = [f"{name}." for name in (*vpns, *brokers)]
         self._allow(USER, [(ResourceType.TOPIC, t, PREFIX, [AclOperation.ALL]) for t in topics])
         named = [AclOperation.WRITE, AclOperation.DESCRIBE]
@@ -113,7 +113,7 @@ class SecuredKafka(EmbeddedKafka):
         self._allow(USER, [(ResourceType.GROUP, "*", LITERAL, [AclOperation.READ])])
 
     def allow_client(self, user: str, vpn: str) -> None:
-        """What the page on security says, and nothing else."""
+        """Allow what the page on security lists, and nothing else."""
         write = [AclOperation.WRITE, AclOperation.DESCRIBE]
         read = [AclOperation.READ, AclOperation.DESCRIBE]
         kinds = {"publish": write, "commands": write, "deliveries": read, "receipts": read,
@@ -140,7 +140,7 @@ def settings_file(
     folder: Path, mechanism: str, password: str = PASSWORD, user: str = USER,
     certificate: Path | None = None,
 ) -> Path:  # fmt: skip
-    """What `LAKEQUEUE_KAFKA_SETTINGS` names. certificate: of the Kafka, over TLS."""
+    """The file for `LAKEQUEUE_KAFKA_SETTINGS`. certificate: of the Kafka, over TLS."""
     file = folder / f"kafka-{user}-{mechanism}-{len(password)}.properties"
     protocol = "SASL_PLAINTEXT" if certificate is None else "SASL_SSL"
     file.write_text(
@@ -165,7 +165,8 @@ def one_message(url: str, vpn: str) -> str:
 
 
 def nothing_beyond_its_vpn(kafka: SecuredKafka) -> None:
-    """Kafka lets a client of VPN `left` neither read nor write what is another's, or a broker's."""
+    """Kafka lets a client of VPN `left` neither read nor write topics of another VPN, or a
+    broker's."""
     settings = {"bootstrap.servers": kafka.encrypted, **kafka_settings()}
     refusals: dict[str, int] = {}
     producer = Producer(settings)
@@ -189,7 +190,8 @@ def nothing_beyond_its_vpn(kafka: SecuredKafka) -> None:
 
 
 def nothing_without_the_right(kafka: SecuredKafka) -> None:
-    """The engine refuses who has no key, another's, or no right to a queue."""
+    """The engine refuses clients without a key, with another's key, or without a right to the
+    queue."""
     url = f"kafka://{kafka.encrypted}"
     with lakequeue.connect(url, vpn="left", key="app:another-key-0123") as connection:
         with pytest.raises(lakequeue.PermissionDenied, match="has another key than the one"):

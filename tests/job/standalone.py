@@ -1,9 +1,10 @@
 """A standalone Spark cluster on this machine: a master and workers, processes of PySpark's own
 classes, each worker with its executor.
 
-They are in the session of who starts them, as when Spark's own scripts are called from a shell. In
-a session each of its own, the kernel would give a new executor as much as all brokers of the other
-have together (`sched_autogroup_enabled`, decision 0028); machines of their own do not do that.
+They are in the session of their starter, as when Spark's own scripts are called from a shell. With
+a session for each process, the kernel would give a new executor as much CPU time as all brokers of
+the other one together (`sched_autogroup_enabled`, decision 0028); separate machines have no such
+effect.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lakequeue.streaming.spark.spark_session import _CLASS_PATHS, LOCAL_FILES, s
 SPARK = Path(pyspark.__file__).parent
 JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 EXECUTOR = "CoarseGrainedExecutorBackend"
-MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all that belongs to one
+MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all processes of one cluster
 
 
 def ours() -> str:
@@ -38,7 +39,7 @@ def ours() -> str:
 
 
 def archived() -> list[str]:
-    """The Java options for that archive. None where there is none yet: only the start is slower."""
+    """The Java options for that archive. None where there is none yet: then the start is slower."""
     files = [*map(Path, ours().split(":")), *sorted((SPARK / "jars").iterdir())]
     words = [ours(), *(os.environ.get(name, "") for name in _CLASS_PATHS)]
     return JavaArchive("spark").options(java_executable(), files, words)
@@ -64,7 +65,7 @@ class Standalone:
     def _start(self, at: int, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         host = self._hosts[at] if self._hosts else None
         address = host.address if host else self.address
-        (first,) = (SPARK / "jars").glob("slf4j-api-*.jar")  # as Spark's scripts have it
+        (first,) = (SPARK / "jars").glob("slf4j-api-*.jar")  # as in Spark's scripts
         places = f"{ours()}:{SPARK}/conf:{first}:{SPARK}/jars/*"
         command = [str(java_executable()), *JAVA, *archived(), "-cp", places]
         command += [f"org.apache.spark.deploy.{name}", "--host", address, "--webui-port", "0"]
@@ -75,7 +76,7 @@ class Standalone:
             "SPARK_LOCAL_IP": address,
             MARK: self.master,
             "SPARK_SCALA_VERSION": "2.13",
-        }  # else it looks for a build tree
+        }  # otherwise it looks for a build tree
         with self._log.open("ab") as log, host() if host else contextlib.nullcontext():
             return subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, process_group=0,
@@ -86,7 +87,7 @@ class Standalone:
         return self._log.read_text(errors="replace").count(sentence)
 
     def settings(self) -> list[str]:
-        """What an engine is told to run here: paths and addresses of this machine."""
+        """The engine's settings here: paths and addresses of this machine."""
         archive = " ".join(archived())
         given = {
             "spark.driver.host": self.address, "spark.driver.bindAddress": self.address,
@@ -94,7 +95,7 @@ class Standalone:
             "spark.driver.extraClassPath": ours(), "spark.executor.extraClassPath": ours(),
             "spark.driver.extraJavaOptions": archive,
             "spark.hadoop.fs.file.impl": LOCAL_FILES,
-            # Brokers begin when all executors are there, else most are on the first.
+            # Brokers start once all executors run; otherwise most would be on the first.
             "spark.cores.max": str(self._slots),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
             "spark.executor.extraJavaOptions": f"{archive} {' '.join(JAVA[1:])}",
@@ -103,7 +104,7 @@ class Standalone:
         return ["--master", self.master, *(word for pair in pairs for word in ("--set", pair))]
 
     def family(self) -> list[psutil.Process]:
-        """Every living process of the cluster: executors and Python workers too."""
+        """Every living process of the cluster, executors and Python workers included."""
         out = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -117,8 +118,8 @@ class Standalone:
         return [process for process in self.family() if runs(process, EXECUTOR)]
 
     def kill(self) -> None:
-        """All of it."""
-        for process in [*self.family(), *self.family()]:  # twice: what was born meanwhile
+        """Kill everything."""
+        for process in [*self.family(), *self.family()]:  # twice: for children born meanwhile
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         for leader in self._processes:

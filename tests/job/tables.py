@@ -1,4 +1,4 @@
-"""The Delta tables, held beside Kafka and what clients know: each thing once (R1)."""
+"""The Delta tables against Kafka and the clients' records: each thing once (R1)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from lakequeue.lake import read_columns
 
 
 def rows_where(table: Path, columns: list[str], **values: Any) -> list[dict[str, Any]]:
-    """The rows with these values. Those of other tests, and their megabytes, stay in the files.
-    Such a look costs a tenth of one at all tables."""
+    """The rows with these values. Rows of other tests, and their megabytes, are not read: such a
+    query costs a tenth of one over whole tables."""
     if (there := newest(table)) is None:
         return []
     wanted = reduce(operator.and_, (_has(name, value) for name, value in values.items()))
@@ -30,7 +30,7 @@ def rows_where(table: Path, columns: list[str], **values: Any) -> list[dict[str,
 
 
 def newest(table: Path) -> deltalake.DeltaTable | None:
-    """The newest version of a table; None if there is none yet, or it is just being made."""
+    """The newest version of a table; None if there is none yet, or it is being created."""
     with contextlib.suppress(TableNotFoundError):
         return deltalake.DeltaTable(table)
     return None
@@ -45,7 +45,7 @@ def _has(name: str, value: Any) -> pc.Expression:
 
 
 def history_ends(tables: Path) -> datetime | None:
-    """The time of the last step in the tables, as Delta's log has it: nothing is read."""
+    """The time of the last step in the tables, from Delta's log, without reading rows."""
     if (steps := newest(tables / "steps")) is None:
         return None
     files = pa.table(steps.get_add_actions(flatten=True))
@@ -53,11 +53,11 @@ def history_ends(tables: Path) -> datetime | None:
 
 
 def await_history(tables: Path, connection: lakequeue.Connection, queue: str) -> None:
-    """Until the tables have a step that was taken from here on."""
+    """Wait until the tables have a step taken from here on."""
     last = connection.now()
 
     def reached() -> bool:
-        connection.admin().describe(queue)  # one more step: else there may be none to write
+        connection.admin().describe(queue)  # one more step: otherwise there may be none to write
         ends = history_ends(tables)
         return ends is not None and ends > last
 
@@ -65,7 +65,7 @@ def await_history(tables: Path, connection: lakequeue.Connection, queue: str) ->
 
 
 def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
-    """How many records each partition has."""
+    """The number of records in each partition."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
     try:
         numbers = consumer.partitions_for_topic(topic) or set()
@@ -78,7 +78,7 @@ def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:
 def check_tables(
     tables: Path, bootstrap: str, ids: set[str], vpns: tuple[str, ...] = ("default",)
 ) -> None:
-    """Each message once in `messages`, spooled once and acknowledged once in `journal`."""
+    """Each message is once in `messages`, spooled once and acknowledged once in `journal`."""
 
     def journal(event: str) -> Counter[str]:
         rows = read_columns(tables / "journal", ["event", "queue", "message_id"]).to_pylist()
@@ -90,7 +90,7 @@ def check_tables(
         names = ["topic", "partition", "offset", "item"]
         rows = read_columns(tables / "messages", names).to_pylist()
         whole = Counter(tuple(r[name] for name in names) for r in rows)
-        assert set(whole.values()) <= {1}, "a message stands twice in `messages`"
+        assert set(whole.values()) <= {1}, "a message is twice in `messages`"
         return {where[:3] for where in whole}
 
     ends = {w: end for vpn in vpns for w, end in in_kafka(bootstrap, f"{vpn}.publish").items()}

@@ -1,13 +1,14 @@
-"""What an engine needs goes away under traffic, and comes back: room for its tables, Kafka, room
-for its state, its worker, itself, what its files said, and the worker that stands still. Nothing is
-lost, it says so in a sentence, and goes on by itself; and a backup of it does. One home for all, in
-this order.
+"""Resources of an engine disappear under traffic, and return: room for its tables, Kafka, room for
+its state, its worker, the engine itself, its files' contents; and a worker hangs. Nothing is lost,
+each fault is reported in a sentence, and the engine continues by itself; so does a backup of it.
+One home for all tests, in this order.
 
-Kafka is frozen, so that connections stay open and nothing answers. The disk is full for those who
-write the state: driver and Java may not let any file grow, as the kernel sees it.
+Kafka is frozen, so that connections stay open and nothing answers. The disk is full for the
+processes that write the state: driver and Java may not let any file grow, as far as the kernel is
+concerned.
 
-LAKEQUEUE_AWAY_S: how long each is away (7, longer than a silent client keeps its session); more
-than 40 also outlives the loop's transaction.
+LAKEQUEUE_AWAY_S: how long each fault lasts (7 s, longer than a silent client keeps its session);
+more than 40 also outlasts the loop's transaction.
 """
 
 from __future__ import annotations
@@ -51,14 +52,14 @@ from lakequeue.streaming.tables.table_repair import repair
 pytestmark = pytest.mark.job
 
 AWAY_S = float(os.environ.get("LAKEQUEUE_AWAY_S", "7"))
-HANGS_S_MAX = 150.0  # 30 s, a look, its end, and a start
+HANGS_S_MAX = 150.0  # 30 s, a check, its end, and a start
 SEED = 29
 STEPS = "broker-0.steps"
 SPARK = "org.apache.spark.deploy.SparkSubmit"
 DISK = "64m"
-DEEP = 1_500  # more than the live part of a queue holds here: rows are spilled, and come back
+DEEP = 1_500  # more than the live part of a queue holds here: rows are spilled, and loaded again
 PLANTED = Path(__file__).parent / "planted"  # see `sitecustomize.py` there
-HOME = ".lakequeue"  # as the page says
+HOME = ".lakequeue"  # as on the page
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "back-up.md"
 CONFIG = """
 system: {heartbeat_timeout: 5s}
@@ -72,13 +73,14 @@ SETTINGS = (
     "--set", "lakequeue.batch_s=10", "--set", "lakequeue.upkeep_hours=0.02",
     "--set", "lakequeue.retention_days=1", "--set", "lakequeue.tables_interval_s=6",
 )  # fmt: skip
-OF_THE_BACKUP = (  # upkeep has been seen by then
+OF_THE_BACKUP = (  # upkeep has run by then
     "--set", "lakequeue.upkeep_hours=0", "--set", "lakequeue.history_interval_s=10",
 )  # fmt: skip
 
 
 class SmallDisk:
-    """A small file system at a folder; where one may not mount, a folder that nobody may write."""
+    """A small file system at a folder; where mounting is forbidden, a folder that nobody may
+    write."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -88,7 +90,7 @@ class SmallDisk:
         self._ballast = folder / ".ballast"
 
     def fill(self) -> None:
-        """There is no room any more."""
+        """Take all the room."""
         if not self._mounted:
             self._modes(0o500)
             return
@@ -97,7 +99,7 @@ class SmallDisk:
                 file.write(bytes(4096))
 
     def free(self) -> None:
-        """There is room again."""
+        """Give the room back."""
         self._ballast.unlink() if self._mounted else self._modes(0o700)
 
     def _modes(self, mode: int) -> None:
@@ -112,8 +114,8 @@ class SmallDisk:
 
 @dataclass
 class Place:
-    """The engine of this file, and the disk of its tables. freed: when that had room again (epoch,
-    s); stored: how often which payload was in the table then."""
+    """The engine of this file, and the disk of its tables. freed: when that got room again (epoch,
+    s); stored: how often each payload was in the table then."""
 
     folder: Path
     engine: UpProcess
@@ -127,7 +129,7 @@ class Place:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """As it said when it was ready; those that a home keeps."""
+        """The addresses that it printed when it was ready; a home keeps them."""
         said = next(said for said in self.engine.said if said["event"] == "ready")
         return {name: at for name, at in said["addresses"].items() if name != "tables"}
 
@@ -136,13 +138,13 @@ class Place:
         return self.engine.home / "tables"
 
     def traffic(self, seed: int) -> Traffic:
-        """Some of it has been acknowledged."""
+        """Traffic, some of it acknowledged."""
         traffic = Traffic(self.url, seed, per_second=10)
         traffic.goes_on(30, 60)
         return traffic
 
     def said(self, sentence: str) -> int:
-        """How often."""
+        """How often this was logged."""
         return self.engine.log.read_text(errors="replace").count(sentence)
 
     def logged(self, start: int = 0) -> list[tuple[int, StepRecord]]:
@@ -175,7 +177,7 @@ def connection(place: Place) -> Iterator[lakequeue.Connection]:
 
 
 def test_sparks_java_maps_the_archive_of_its_classes(place: Place) -> None:
-    """(How it is made: `tests/platform/test_jars.py`.)"""
+    """(Its creation: `tests/platform/test_jars.py`.)"""
     javas = [process for process in place.engine.family() if runs(process, SPARK)]
     (java,) = [process for process in javas if not runs(process, "-Xshare:dump")]  # makes one
     option = "-XX:SharedArchiveFile="
@@ -191,7 +193,7 @@ def payloads(tables: Path) -> Counter[str]:
 
 
 def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Connection) -> None:
-    """R1: queues go on, the operator is told, and what was missed is written, once."""
+    """R1: queues continue, the operator is told, and the missed rows are written, once."""
     admin, sent = connection.admin(), list[str]()
 
     def events() -> set[str]:
@@ -202,13 +204,13 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
 
     with (
         connection.producer() as producer,
-        # Its receipt waits as long as the disk is full; sent again, it would be two records.
+        # Its receipt waits as long as the disk is full; a repetition would be a second record.
         connection.producer(durability="delta", pub_ack_time="10m") as durable,
         connection.consumer("stored", max_backlog=50, ack_mode="auto") as consumer,
     ):  # fmt: skip
 
         def through(text: str) -> None:
-            """One message is acknowledged, and delivered."""
+            """One message is delivered and acknowledged."""
             producer.send("stored", text, timeout=30)
             sent.append(text)
             until(lambda: (m := consumer.receive(1.0)) and m.payload == text.encode(), 30, text)
@@ -247,14 +249,14 @@ def test_kafka_is_frozen(place: Place) -> None:
     traffic.goes_on(30, 60)
     until(lambda: place.said("Kafka answers again"), 15, "the operator is told")
     drain(traffic)
-    assert place.said("nothing is lost") < max(5.0, AWAY_S / 2), "told again and again"
+    assert place.said("nothing is lost") < max(5.0, AWAY_S / 2), "reported again and again"
     assert not place.said("Traceback")
 
 
 @contextlib.contextmanager
 def full_disk(engine: EngineProcess) -> Iterator[None]:
     """For its driver and its Java process: workers write no files. The driver may still write its
-    lines, which are a file here."""
+    output, which goes to a file here."""
     before: dict[psutil.Process, tuple[int, int]] = {}
     try:
         for process in engine.family():
@@ -291,9 +293,9 @@ def newest(folder: Path, suffix: str = "") -> Path:
 
 
 def spoil(home: Path) -> str:
-    """The power loss took the newest batch of the checkpoint, and the newest version of a table
-    with the sum that Delta writes behind each tenth; a clean-up took a file of another table, which
-    has this name."""
+    """A power loss destroys the newest batch of the checkpoint, and the newest version of a table
+    with the checksum that Delta writes after each tenth; a clean-up removes a file of another
+    table."""
     checkpoint, tables = home / "checkpoint" / "broker-0", home / "tables"
     newest(checkpoint / "commits").write_bytes(b"")
     (home / "tables-checkpoint" / "metadata").write_bytes(b"")
@@ -313,12 +315,12 @@ def in_journal(tables: Path, event: str) -> Counter[str]:
 
 
 def upkeep_was_beside_writers(place: Place) -> None:
-    """By then it was due, and all that was in the table still is, once."""
+    """By then it was due, and all rows of the table are still there, once."""
     until(lambda: (place.tables / MARK).stat().st_mtime > place.freed, 150, "upkeep")
     found = payloads(place.tables)
     assert {payload: found[payload] for payload in place.stored} == place.stored
     assert "Deleted" in (place.engine.home / "spark.log").read_text(errors="replace"), (
-        "VACUUM prints that, and not into what is read as JSON"
+        "VACUUM prints that, and not into the output that is read as JSON"
     )
 
 
@@ -333,15 +335,15 @@ def shell(code: str, cwd: Path) -> None:
 
 
 def command(start: str) -> str:
-    """The one command of the page that begins so."""
+    """The one command of the page that begins with this."""
     found = set(re.findall(rf"(?<![\w-]){re.escape(start)} [^`\n]+", PAGE.read_text()))
     assert len(found) == 1, found
     return found.pop()
 
 
 def start_backup(place: Place) -> None:
-    """On another disk, as the page says; the home is gone. The driver died before it heard of the
-    topic "extra", as it were, and the disk is damaged."""
+    """On another disk, as on the page; the original home is gone. The driver died before it learned
+    of the topic "extra", so to speak, and the disk is damaged."""
     home, disk = place.engine.home, place.folder / "another disk"
     (home / "captured.json").unlink()
     shell(command("tar -cSzf"), place.folder)
@@ -361,8 +363,8 @@ def start_backup(place: Place) -> None:
 
 
 def capture_and_keep(place: Place, connection: lakequeue.Connection) -> int:
-    """A queue captures a topic that is made after it; of another's five messages one is left, which
-    has this id."""
+    """A queue captures a topic that is created after it; of another queue's five messages one is
+    left, with this id."""
     admin, producer = connection.admin(), connection.producer()
     admin.define({"name": "plain", "message_type": "text", "underlying_topic": "extra"})
     ensure_topics(place.engine.bootstrap, [], ["extra"])
@@ -383,7 +385,7 @@ def capture_and_keep(place: Place, connection: lakequeue.Connection) -> int:
 
 
 def what_was_kept_comes(place: Place, connection: lakequeue.Connection, last: int) -> None:
-    """What was acknowledged stays gone, what was not comes once; ids go on."""
+    """Acknowledged messages stay gone, others come once; ids continue."""
     with connection.consumer("kept", ack_mode="individual") as consumer:
         message = consumer.receive(120)
         assert message is not None
@@ -399,13 +401,13 @@ def what_was_kept_comes(place: Place, connection: lakequeue.Connection, last: in
     assert int(message.id) > last
 
 
-def test_R1_a_deep_queue_outlives_its_worker_and_a_start_of_a_damaged_backup(
+def test_R1_a_deep_queue_survives_its_worker_and_a_damaged_backup(
     place: Place, connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Traffic goes on over a kill of the worker, and of the driver, behind which all else ends by
-    itself. A backup, made and moved with the commands of the page, serves the rest, at the same
-    ports: all that waits is read from the checkpoint, whose newest batch cannot be read. Damaged
-    tables that are repaired get what they miss, once."""
+    """Traffic continues over a kill of the worker, and of the driver, after which all other
+    processes end by themselves. A backup, made and moved with the commands of the page, serves the
+    remaining traffic, at the same ports: all waiting messages are read from the checkpoint, whose
+    newest batch is unreadable. Repaired tables get their missing rows, once."""
     monkeypatch.setattr(past_replica, "LIMITS", Limits(live_rows=1_000, segment_rows=128))
     ports = json.loads((place.engine.home / "ports.json").read_text())
     addresses = place.addresses
@@ -458,7 +460,7 @@ def test_R1_a_deep_queue_outlives_its_worker_and_a_start_of_a_damaged_backup(
 
 
 def java_yields(engine: EngineProcess) -> bool:
-    """Whether Spark's Java process has a lower priority than its worker, a higher nice value."""
+    """Whether Spark's Java process has a lower priority (a higher nice value) than its worker."""
     for worker in loop_workers(engine):
         with contextlib.suppress(psutil.Error):  # it has just ended
             above = [p for p in worker.parents() if p.name() == "java"]
@@ -466,10 +468,8 @@ def java_yields(engine: EngineProcess) -> bool:
     return False
 
 
-def test_a_worker_that_hangs_is_noticed_and_started_again(
-    place: Place, connection: lakequeue.Connection
-) -> None:
-    """As one that waits for ever in a call: Spark would never notice."""
+def test_a_hanging_worker_is_restarted(place: Place, connection: lakequeue.Connection) -> None:
+    """Like one that waits for ever in a call: Spark would never notice."""
     traffic = place.traffic(SEED + 3)
     (worker,) = loop_workers(place.engine)
     worker.send_signal(signal.SIGSTOP)

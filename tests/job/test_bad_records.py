@@ -1,6 +1,6 @@
-"""Records of any bytes on any topic: the job goes on, and each stands in `default.rejected`. So it
-does after well-formed ones that cannot be answered. (Thousands of both, in memory: `tests/fuzz`.)
-"""
+"""Records of any bytes on any topic: the job continues, and each is in `default.rejected`. It also
+continues after well-formed records that cannot be answered. (Thousands of both, in memory:
+`tests/fuzz`.)"""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ UNANSWERABLE: dict[str, tuple[str, bytes, Headers]] = {
 
 
 def rejected(job: Job, start: int, count: int) -> list[tuple[dict, bytes | None]]:
-    """What stands in `default.rejected` from an offset on, once it is so many."""
+    """The records of `default.rejected` from an offset on, once there are so many."""
     found: list[tuple[dict, bytes | None]] = []
     consumer = reader(job)
     consumer.seek(PLACE, start)
@@ -109,7 +109,7 @@ def rejected(job: Job, start: int, count: int) -> list[tuple[dict, bytes | None]
 
 
 def reader(job: Job) -> KafkaConsumer:
-    """Of `default.rejected`."""
+    """A reader of `default.rejected`."""
     address = job.kafka.bootstrap_servers
     consumer = KafkaConsumer(bootstrap_servers=address, max_partition_fetch_bytes=16_000_000)
     consumer.assign([PLACE])
@@ -117,7 +117,7 @@ def reader(job: Job) -> KafkaConsumer:
 
 
 def malformed(job: Job) -> float:
-    """How many records the engine has counted as malformed."""
+    """The number of records that the engine has counted as malformed."""
     name, labels = "lakequeue_malformed_records_total", {"vpn": "default"}
     return job.engine.metrics.registry.get_sample_value(name, labels) or 0.0
 
@@ -128,11 +128,11 @@ def send_and_receive(connection: lakequeue.Connection) -> None:
         assert until(lambda: consumer.receive(1.0), 30, "a good message").id == receipt.message_id
 
 
-def test_each_is_rejected_once_with_the_reason_and_counted(
+def test_each_bad_record_is_rejected_once_with_the_reason_and_counted(
     job: Job, connection: lakequeue.Connection
 ) -> None:
-    """The job goes on. Bytes that are no JSON are a message like any other: an underlying topic
-    takes whatever comes, only expressions read the payload (Q1, Q6)."""
+    """The job continues. Bytes that are no JSON are an ordinary message: a captured topic accepts
+    anything, and only expressions read the payload (Q1, Q6)."""
     producer = KafkaProducer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_000_000
     )
@@ -143,7 +143,7 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
         for name, (topic, value, headers) in BAD.items()
     }
     sent = {name: (f.get(30).partition, f.get(30).offset) for name, f in futures.items()}
-    send_and_receive(connection)  # it went through behind them
+    send_and_receive(connection)  # it was delivered after them
     places: dict[tuple[str, int, int], list[tuple[dict, bytes | None]]] = {}
     for headers, kept in rejected(job, start, len(BAD)):
         at = tuple(int(headers[f"lq-{part}"]) for part in ("partition", "offset"))
@@ -164,8 +164,8 @@ def test_each_is_rejected_once_with_the_reason_and_counted(
     assert not job.failures
 
 
-def test_what_cannot_be_answered_ends_no_query(job: Job, connection: lakequeue.Connection) -> None:
-    """The same query goes on, and the worker in it: nothing failed and was begun again."""
+def test_unanswerable_records_end_no_query(job: Job, connection: lakequeue.Connection) -> None:
+    """The same query and worker continue: nothing failed and was restarted."""
     before = job.query
     producer = KafkaProducer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_500_000

@@ -1,5 +1,6 @@
-"""R1: what a snapshot writer names of `messages` in real Delta tables is what the same rules name
-in memory; and it reads payloads by rows, with a setting that nobody else's queries get."""
+"""R1: a snapshot writer's references to `messages` in real Delta tables equal those that the same
+rules give in memory; and it reads payloads by rows, with a setting that other queries do not
+get."""
 
 from __future__ import annotations
 
@@ -20,18 +21,19 @@ from pyspark.sql import DataFrame
 pytestmark = pytest.mark.job
 
 BY_COLUMNS = "spark.sql.parquet.enableVectorizedReader"
-COMPILED = "spark.sql.codegen.wholeStage"  # else Spark reads everything by rows
+COMPILED = "spark.sql.codegen.wholeStage"  # otherwise Spark reads everything by rows
 PAGES = "page string, value binary, crc long"
 
 
 class Reads:
-    """What Spark read for Python: the plan of each, as Spark makes it where it compiles plans, and
-    what the engine's session said then. To run the compiled one would take ten times as long."""
+    """Spark's reads for Python: each plan, as Spark makes it where it compiles plans, and the
+    settings of the engine's session at that time. Running the compiled plan would take ten times as
+    long."""
 
     def __init__(self, spark: Any, patch: pytest.MonkeyPatch) -> None:
         self.plans: list[str] = []
         self.said: set[str] = set()
-        kind = type(spark.range(1))  # the one that is asked, not its face
+        kind = type(spark.range(1))  # the engine's own, not its wrapper
         take = kind.toArrow
 
         def to_arrow(rows: DataFrame) -> Any:
@@ -43,7 +45,7 @@ class Reads:
 
 
 def compiled(rows: DataFrame) -> str:
-    """Its plan with the default of Spark, and the other settings of its session."""
+    """Its plan with Spark's default, and the other settings of its session."""
     conf = rows.sparkSession.conf
     before = conf.get(COMPILED)
     conf.set(COMPILED, "true")
@@ -53,7 +55,7 @@ def compiled(rows: DataFrame) -> str:
         conf.set(COMPILED, str(before))
 
 
-def test_R1_blocks_are_named_by_rows_and_nobody_elses_queries_are_touched(
+def test_R1_blocks_are_referenced_by_rows_without_changing_other_queries(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark = job.engine.application.spark

@@ -1,5 +1,5 @@
-"""Kombu on the real job. (Celery, whose workers are processes and die: `test_chaos.py`. What tasks
-are promised, and Dramatiq: `tests/tasks`.)"""
+"""Kombu on the real job. (Celery, whose workers are processes and die: `test_chaos.py`. The
+promises to tasks, and Dramatiq: `tests/tasks`.)"""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ for n in range(500):
 """
 
 
-def test_a_program_that_just_ends_has_sent_everything_and_leaves_no_queue(
+def test_a_program_that_exits_has_sent_everything_and_leaves_no_queue(
     job: Job, connection: Any
 ) -> None:
-    """Nothing that Python ends before may be needed for that."""
+    """It must not need anything that Python shuts down first."""
     program = [sys.executable, "-c", SENDS_AND_ENDS, f"lakequeue+{job.url}"]
     assert subprocess.run(program, timeout=60).returncode == 0
     admin = connection.admin()

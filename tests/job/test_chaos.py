@@ -1,27 +1,27 @@
-"""Deaths at random moments under traffic, of everything that can die, on one home.
+"""Deaths at random moments under traffic, of everything that can die, in one home.
 
-`lakequeue up` serves a producer that sends again and consumers that acknowledge, while these die by
-SIGKILL, in an order drawn from a seed:
+`lakequeue up` serves a producer that repeats its messages and consumers that acknowledge, while
+these die by SIGKILL, in an order drawn from a seed:
 
 - *worker*: the Python process that steps;
 - *java*: Spark's Java process;
 - *kafka*: the embedded broker;
-- *driver* (in `make soak`; here `test_away.py` kills it, alone): the process that the user started,
-  alone or with all that it started;
-- *frozen*: a worker stands still (SIGSTOP), its daemon and Spark's Java process die, a successor
-  works. It goes on (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
+- *driver* (in `make soak`; in `make test` `test_away.py` kills it, alone): the process that the user
+  started, alone or with all that it started;
+- *frozen*: a worker is frozen (SIGSTOP), its daemon and Spark's Java process die, a successor
+  works. It continues (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
 
-A death does not always wait until the one before is mended. At the end: nothing that was confirmed
-is lost, nothing came twice without saying so (`traffic.judge`), every step comes out again with the
-digests of the log, all that was ever written is what the steps say (`output_audit.py`), and the
-Delta tables say each thing once. No receipt of `durability: delta` came before its message was in
-the table.
+A death does not always wait for the recovery from the one before. In the end: no confirmed message
+is lost, none came twice without saying so (`traffic.judge`), a replay of every step has the digests
+of the log, all records ever written are outputs of the steps (`output_audit.py`), and the Delta
+tables have each thing once. No receipt of `durability: delta` came before its message was in the
+table.
 
-Then the same home says an alert, and serves a short day of Celery (`celery_day.py`); at last it is
-told to end while its Kafka hangs.
+Then the same home raises an alert, and serves a short day of Celery (`celery_day.py`); in the end
+it is stopped while its Kafka hangs.
 
-One of each other kind dies by default; `make soak` kills as many as `LAKEQUEUE_CHAOS_DEATHS` says,
-of a seed of its own (`LAKEQUEUE_CHAOS_SEED`). A stop in good order, in mid-traffic: `test_away.py`.
+By default one of each other kind dies; `make soak` kills `LAKEQUEUE_CHAOS_DEATHS`, with a seed of
+its own (`LAKEQUEUE_CHAOS_SEED`). A clean stop in mid-traffic: `test_away.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ QUEUES = """queues:
   - {name: durable, message_type: text}
   - {name: small, message_type: text, max_spool_usage: 100}
 """
-ALERT_S_MAX = 10.0  # on an idle machine a second: that long the journal is gathered
+ALERT_S_MAX = 10.0  # a second on an idle machine: the journal is gathered for that long
 STOP_S_MAX = 60.0  # of a SIGTERM, in all: 3 s on an idle machine
 TOLD = {
     "java": ("Spark's Java process ended", "signal 9", "started again"),
@@ -80,7 +80,7 @@ TOLD_AGAIN = {"java": ("Spark runs again",), "kafka": ("Kafka runs again",)}
 
 @dataclass
 class Chaos:
-    """The home, who serves it, and who was frozen on the way."""
+    """The home, its engine, and the processes frozen meanwhile."""
 
     folder: Path
     chance: random.Random
@@ -117,7 +117,7 @@ class Chaos:
         )
 
     def die(self, kind: str) -> None:
-        """One death, as soon as there is somebody to die."""
+        """One death, as soon as there is a process to kill."""
         {
             "worker": self._worker, "java": lambda: self._one(self.java),
             "kafka": lambda: self._one(self.engine.kafka), "frozen": self._freeze,
@@ -137,7 +137,7 @@ class Chaos:
                 worker.kill()
 
     def _freeze(self) -> None:
-        """The worker first, then who would tell it to end, then who waits for it."""
+        """First the worker, then the process that would end it, then the one that waits for it."""
         workers = self._found(self.workers)
         for worker in workers:
             daemon = worker.parent()
@@ -148,7 +148,8 @@ class Chaos:
         self._one(self.java)
 
     def _driver(self) -> None:
-        """Alone: Spark's processes end by themselves, some time; the next start does not wait."""
+        """Alone: Spark's processes end by themselves after some time; the next start does not
+        wait."""
         if self.chance.random() < ALONE:
             self.engine.process.kill()
             self.engine.process.wait(30)
@@ -157,8 +158,8 @@ class Chaos:
         self.start()
 
     def _found(self, find: Callable):
-        """Who is to die. An engine that gave up, as it does after five restarts in five minutes,
-        is started again: that is what it asks for."""
+        """The process to kill. An engine that gave up, after five restarts in five minutes, is
+        started again, as it asks for."""
 
         def look():
             if self.engine.process.poll() is not None:
@@ -169,17 +170,17 @@ class Chaos:
         return until(look, BACK_S_MAX, "there is somebody to die")
 
     def thaw(self) -> None:
-        """Those who were frozen, for longer than any timeout, go on, and find that they are not
-        wanted any more."""
+        """Frozen processes continue, after longer than any timeout, and notice that they are
+        replaced."""
         for since, worker in self.frozen:
             time.sleep(max(0.0, since + FROZEN_S - time.monotonic()))
             thaw(worker)
         self.frozen.clear()
 
     def stop(self) -> None:
-        """In good order, soon, and its children with it."""
+        """Stop it cleanly and soon, with its children."""
         old, begun = self.engine, time.monotonic()
-        # Who archives Java's classes touches nothing of the home.
+        # The process that archives Java's classes does not touch the home.
         family = psutil.Process(old.process.pid).children(recursive=True)
         children = [child for child in family if not runs(child, "-Xshare:dump")]
         assert old.terminate() == 0, old.errors()
@@ -195,7 +196,7 @@ class Chaos:
 
 class DurableSender(threading.Thread):
     """Sends one message after the other with `durability="delta"`, and looks into the table at each
-    receipt. early: whose receipt came before."""
+    receipt. early: messages whose receipt came before their row."""
 
     def __init__(self, url: str, tables: Path) -> None:
         super().__init__(daemon=True)
@@ -244,9 +245,9 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
 
 
 def deaths(chance: random.Random) -> Iterator[list[str]]:
-    """Who dies, in rounds that begin with one of each kind: a driver early, for it takes along who
-    is frozen; then somebody is frozen, who has the rest of the round for it. A short run spares
-    the driver."""
+    """The deaths, in rounds that begin with one of each kind: a driver early, because it kills
+    frozen processes too; then one is frozen, with the rest of the round as its time. A short run
+    spares the driver."""
     left = DEATHS
     while left > 0:
         deck = chance.sample(FIRST, len(FIRST)) + chance.sample(DECK, len(DECK))
@@ -285,7 +286,9 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     judge(traffic, set())
     assert len(traffic.acked) == len(set(traffic.acked)), "acknowledged, and delivered again"
     assert counters["spooled"] == counters["acknowledged"] == len(traffic.sent)
-    assert not [e for e in events if e["event"] == "session_lost"], "they were there all the time"
+    assert not [e for e in events if e["event"] == "session_lost"], (
+        "they were connected all the time"
+    )
     assert not durable.early, "a receipt came before the message was in the table"
     assert stored == durable.sent > 0, "stored once each"
     home = chaos.folder / HOME
@@ -300,8 +303,8 @@ def test_nothing_is_lost_whatever_dies(chaos: Chaos) -> None:
     assert not chaos.heard("%3|"), "a library's lines, dozens a second"
 
 
-def test_S9_an_alert_is_said_at_once(chaos: Chaos) -> None:
-    """And not when the batch is over, which takes up to 30 s by default."""
+def test_S9_an_alert_is_logged_at_once(chaos: Chaos) -> None:
+    """And not at the end of the batch, which takes up to 30 s by default."""
     with lakequeue.connect(chaos.url) as connection:
         consumer = connection.consumer("small", ack_mode="individual")
         connection.producer().send("small", "x" * 60)
@@ -317,7 +320,7 @@ def test_a_day_of_celery_and_an_end_while_kafka_hangs(
     chaos: Chaos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle of the day Kafka dies. At its end it hangs (it is stopped, not dead): nothing
-    answers and nothing starts it again. SIGTERM ends all of it nevertheless. The last test of this
+    answers and nothing restarts it. SIGTERM ends everything nevertheless. The last test of this
     home."""
     monkeypatch.syspath_prepend(str(HERE))
 

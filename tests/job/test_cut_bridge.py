@@ -1,8 +1,8 @@
-"""A bridge to a second home, with a Kafka and a loop of its own (H1–H3). What copies ends at any
-moment and begins again anywhere before; and the link is cut under traffic.
+"""A bridge to a second home, with a Kafka and a loop of its own (H1–H3). The copier dies at any
+moment and restarts anywhere before; and the link is cut under traffic.
 
-Where one may make hosts, the far home is on one of its own: nobody reaches it meanwhile, and it
-goes on alone. Elsewhere its Kafka hangs for as long.
+Where hosts can be made, the far home is on one of its own: nobody reaches it during the cut, and it
+continues alone. Elsewhere its Kafka hangs for as long.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from loop.on_kafka import EPOCH, LoopOnKafka, answers
 
 pytestmark = pytest.mark.job
 
-SILENCE_S = 5.0  # so long what copies waits for an answer here: 30 by default
-PAUSE_S_MAX = 3.0  # and between two tries: 30 by default
-CUT_S = 9.0  # longer than that, or than what copies waits for Kafka
+SILENCE_S = 5.0  # how long a copier waits for an answer here: 30 by default
+PAUSE_S_MAX = 3.0  # and between two attempts: 30 by default
+CUT_S = 9.0  # longer than that, and than a copier waits for Kafka
 OPEN_S_MAX = 90.0
 LANES = 3
 PER_SECOND = 10
@@ -47,8 +47,7 @@ BRIDGE = {"name": "between", "subscriptions": ["between/>"]}
 
 
 class FarHome:
-    """A Kafka, the loop that serves it, and the topics of its bridges, on a host of its own or on
-    this one."""
+    """A Kafka, its loop, and the topics of its bridges, on a host of its own or on this one."""
 
     def __init__(self, folder: Path, host: Host | None) -> None:
         self._host = host
@@ -63,17 +62,17 @@ class FarHome:
             self.url = self.loop.url
 
     def there(self) -> contextlib.AbstractContextManager[None]:
-        """What this thread starts meanwhile is where the home is."""
+        """Processes that this thread starts inside are on the home's host."""
         return contextlib.nullcontext() if self._host is None else self._host()
 
     @property
     def alone(self) -> bool:
-        """Whether it goes on while nobody reaches it."""
+        """Whether it continues while nobody reaches it."""
         return self._host is not None
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
-        """For the other home."""
+        """Cut it off from the other home."""
         if self._host is not None:
             with self._host.cut_off():
                 yield
@@ -89,7 +88,7 @@ class FarHome:
             kafka.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """It ends well, and wrote no error."""
+        """It stops cleanly, and wrote no error."""
         with self.there():
             assert "stopped:broker-0" in self.loop.stop(self.loop.workers[-1])
         assert "Traceback" not in (self.loop.folder / "stderr-0").read_text()
@@ -114,7 +113,7 @@ def host() -> Iterator[Host | None]:
 
 
 class Sender:
-    """Sends numbers to each lane, all the time; took: how long each receipt did."""
+    """Sends numbers to each lane, all the time; took: the time of each receipt."""
 
     def __init__(self, connection: lakequeue.Connection) -> None:
         self.sent: list[Any] = []
@@ -147,7 +146,7 @@ def take(consumer: lakequeue.Consumer, got: list[int], timeout: float) -> bool:
 
 
 def begin_again(job: Job, from_the_first: bool) -> None:
-    """What copies ends, and another one begins where that was, or at the very first record."""
+    """The copier dies, and another one starts at its position, or at the very first record."""
     copiers, name = job.engine.bridges._copiers, ("default", "broker-0", "between")
     before = copiers[name]
     before.stop()
@@ -164,7 +163,7 @@ def begin_again(job: Job, from_the_first: bool) -> None:
     copiers[name].start()
 
 
-def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
+def test_H1_H2_nothing_is_lost_or_doubled_when_copiers_die_and_the_link_is_cut(
     job: Job, connection: lakequeue.Connection, host: Host | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -186,7 +185,9 @@ def test_H1_H2_copiers_end_and_a_link_is_cut_and_nothing_is_lost_or_doubled(
 def crosses(
     job: Job, here: lakequeue.Connection, far: FarHome, there: lakequeue.Connection
 ) -> None:
-    job.engine.bridges._trimmed_at = time.monotonic() + 3_600  # what was copied stays, to be again
+    job.engine.bridges._trimmed_at = (
+        time.monotonic() + 3_600
+    )  # copied records stay, and may be copied again
     near = here.admin()
     near.define({"name": "stays", "message_type": "text", "subscriptions": ["between/>"]})
     near.bridge({**BRIDGE, "to": far.url})

@@ -1,7 +1,6 @@
-"""The engine of all tests changes, behind them, in this order. A broker comes and goes (M4, M5).
-Then checkpoint and log of steps are gone (R3): a home is made of the tables, and the same clients
-go on; on the way, what was moved, edited and replayed there (R4, R6).
-"""
+"""The engine of all tests changes underneath them, in this order. A broker is added and removed
+(M4, M5). Then checkpoint and log of steps are lost (R3): a home is rebuilt from the tables, and the
+same clients continue; meanwhile messages are moved, edited and replayed there (R4, R6)."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ pytestmark = pytest.mark.job
 
 SEED = 34
 BACK_S_MAX = 180.0
-CHANGES = 2  # a broker comes, and it goes
+CHANGES = 2  # a broker is added, and removed
 COMES, STEPS = "x", "broker-0.steps"
 LOCAL = {"message_type": "text", "type": "LocalQueue", "max_per_subscription_backlog": 50}
 COUNT = 40
@@ -51,7 +50,7 @@ def shown(admin: Any, queue: str) -> dict[str, tuple[Any, ...]]:
 
 
 def caught_up(home: Path, admin: Any) -> bool:
-    """Whether the tables know what the engine knows."""
+    """Whether the tables have all of the engine's state."""
     wanted = {name: shown(admin, name) for name in ("orders", "others")}
     with contextlib.suppress(NoLake), open_lake(home) as lake:
         if brokers(lake):
@@ -66,7 +65,8 @@ def take(consumer: Any, count: int) -> list[Any]:
 
 
 def jammed(near: lakequeue.Connection) -> list[str]:
-    """Full queues of the other broker, with more for them, which is tried again each second."""
+    """Full queues of the other broker, with more messages for them, which are tried again each
+    second."""
     queues, admin, producer = ["full-0", "full-1"], near.admin(), near.producer()
     for queue in queues:
         much = {"max_spool_messages": 1, "subscriptions": [f"much/{queue}"]}
@@ -82,14 +82,15 @@ def jammed(near: lakequeue.Connection) -> list[str]:
 
 
 @pytest.mark.last
-def test_M4_M5_P1_a_broker_comes_and_goes_under_traffic(
+def test_M4_M5_P1_a_broker_is_added_and_removed_under_traffic(
     job: Job, connection: lakequeue.Connection
 ) -> None:
-    """A broker is added, and removed with its queues, of which one captures a topic. The home comes
-    to rest for both, though messages for full queues are tried again all the time. Clients go on by
-    themselves, also those of the broker that is gone; what was sent before, meanwhile and after is
-    stored once. (Which broker goes, and who dies: `tests/platform/test_brokers_at_rest.py`. A queue
-    that moves alone, and what it captures: `tests/mesh/test_rehoming.py`.)"""
+    """A broker is added, and removed with its queues, one of which captures a topic. The home
+    pauses for both, although messages for full queues are tried again all the time. Clients
+    reconnect by themselves, those of the removed broker too; messages sent before, meanwhile and
+    after are stored once. (The choice of the broker, and deaths:
+    `tests/platform/test_brokers_at_rest.py`. A queue that moves alone, and its captured topics:
+    `tests/mesh/test_rehoming.py`.)"""
     bootstrap = job.kafka.bootstrap_servers
     begins = in_kafka(bootstrap, STEPS)[STEPS, 0]  # others may have written to the log before
     ensure_topics(bootstrap, [], ["fed-all", "fed"])
@@ -113,11 +114,11 @@ def test_M4_M5_P1_a_broker_comes_and_goes_under_traffic(
                 sent.append(until(lambda p=producer: offered(p), BACK_S_MAX, "it has room"))
 
     def offered(producer: lakequeue.Producer) -> Any:
-        with contextlib.suppress(lakequeue.Timeout):  # its window is full while the home rests
+        with contextlib.suppress(lakequeue.Timeout):  # its window is full while the home pauses
             return producer.send_async("rest/1", b"%d" % len(sent))
 
     def meanwhile(what: Any, *names: str, **options: Any) -> Any:
-        """Others send while it is done, and after it all goes on."""
+        """Others send during the change, and after it everything continues."""
         send(8)
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(what, *names, **options)
@@ -166,15 +167,15 @@ def test_M4_M5_P1_a_broker_comes_and_goes_under_traffic(
     logged = read_steps(kafka_client(bootstrap, "look"), STEPS, begins)
     numbers = sorted({r.step for _, r in logged})
     missing = set(range(numbers[0], numbers[-1])) - set(numbers)
-    assert len(missing) <= CHANGES, "but for the changes at rest, which no record tells"
+    assert len(missing) <= CHANGES, "except the changes at rest, which have no record"
     for queue in ("rest", "made", "fed-all", "fed", "orders-0", "orders-1", *full):
         admin.delete(queue)
 
 
 @pytest.mark.last
-def test_R3_the_same_clients_go_on_with_a_home_made_of_the_tables(job: Job, tmp_path: Path) -> None:
-    """A broker came and went before: no step led to the states that this made, and the tables have
-    them all the same (M4)."""
+def test_R3_clients_continue_with_a_home_rebuilt_from_the_tables(job: Job, tmp_path: Path) -> None:
+    """A broker was added and removed before: no step led to the states that this made, and the
+    tables have them all the same (M4)."""
     old, new = job.engine.home, tmp_path / "new"
     with job.connect("same") as connection:
         admin = connection.admin()
@@ -213,7 +214,7 @@ def goes_on(job: Job, connection: Any, lose: Callable[[], None]) -> list[int]:
         assert admin.move("orders", to="others", ids=last, why="a test").count == 2
         assert {h.get("seen") for _, h in shown(admin, "others").values()} == {"yes", None}
         until(lambda: admin.describe("orders")["acknowledged"] == 10, 30, "the acks")
-        await_history(job.engine.tables, connection, "orders")  # a look at them costs
+        await_history(job.engine.tables, connection, "orders")  # a query of them is slow
         until(lambda: caught_up(job.engine.home, admin), 120, "the tables")
         before = {name: shown(admin, name) for name in ("orders", "others")}
         lose()
@@ -231,7 +232,7 @@ def goes_on(job: Job, connection: Any, lose: Callable[[], None]) -> list[int]:
 
 
 def forget(home: Path, address: str) -> None:
-    """The checkpoint and the log of steps."""
+    """Lose the checkpoint and the log of steps."""
     shutil.rmtree(home / "checkpoint")
     kafka = KafkaAdminClient(bootstrap_servers=address)
     kafka.delete_topics([STEPS])
@@ -240,7 +241,7 @@ def forget(home: Path, address: str) -> None:
 
 
 def replays(admin: Any, home: Path, ids: list[int]) -> None:
-    """R4: what is acknowledged comes back, as far as the tables know it."""
+    """R4: acknowledged messages come back, as far as the tables have them."""
     again = {"since": "epoch", "ids": f"{ids[0]}-{ids[9]}", "home": home}
     until(lambda: admin.replay("orders", **again, dry_run=True).count == 10, 60, "the journal")
     assert admin.replay("orders", **again).count == 10

@@ -1,4 +1,4 @@
-"""What other programs write to our topics, and the tables: nothing ends a query, no step is lost
+"""Records of other programs on our topics, and the tables: nothing ends a query, no step is lost
 (R1)."""
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ NS = 1_700_000_000_000_000_000  # as a time in ms: the year 53,872,790
 
 
 def payloads(job: Job) -> list[bytes]:
-    """Of our topic, in `messages`."""
+    """The payloads of our topic, in `messages`."""
     rows = rows_where(job.engine.tables / "messages", ["payload"], topic=QUEUE)
     return sorted(row["payload"] for row in rows)
 
 
 def put(producer: Producer, name: bytes, end: Any = None) -> None:
-    """One transaction."""
+    """Write one transaction."""
     producer.begin_transaction()
     producer.produce(QUEUE, name, partition=0)
     producer.flush(90)
@@ -44,11 +44,9 @@ def put(producer: Producer, name: bytes, end: Any = None) -> None:
         end(30)
 
 
-def test_R1_what_a_transaction_took_back_is_in_no_table(
-    job: Job, connection: lakequeue.Connection
-) -> None:
-    """A step takes committed records, so the tables have these and no others. One that is open
-    keeps back what is behind it, and nothing else."""
+def test_R1_aborted_records_are_in_no_table(job: Job, connection: lakequeue.Connection) -> None:
+    """Steps take committed records only, and so do the tables. An open transaction holds back the
+    records behind it, and nothing else."""
     bootstrap, home = job.kafka.bootstrap_servers, job.engine.tables.parent
     await_snapshot(home)
     before = payloads(job)
@@ -82,7 +80,7 @@ def test_R1_what_a_transaction_took_back_is_in_no_table(
 
 
 def check_steps_are_made_again(home: Path, topic: str) -> None:
-    """Of those that took records of the topic, the first and the last ones. Each takes a second."""
+    """The first and the last step with records of the topic. Each replay takes a second."""
     with open_lake(home) as lake:
         (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
         steps = lake.execute(
@@ -94,10 +92,10 @@ def check_steps_are_made_again(home: Path, topic: str) -> None:
             assert as_of(lake, home, "broker-0", step=step).step == step
 
 
-def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
+def test_R1_a_recreated_topic_starts_anew_in_the_tables(
     job: Job, connection: lakequeue.Connection
 ) -> None:
-    """A topic is not its name: longer than the old one, and shorter. (What else makes gaps:
+    """A topic is more than its name: both a longer and a shorter new one. (Other causes of gaps:
     `tests/loop/test_gaps.py`.)"""
     bootstrap, home, admin = (
         job.kafka.bootstrap_servers,
@@ -110,7 +108,7 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
 
     def made(name: str) -> bool:
         error = kafka.create_topics([NewTopic(name, 1, 1)])[name].exception(30)
-        return error is None  # else the old one is still being deleted
+        return error is None  # Kafka is still deleting the old one
 
     def all_there() -> bool:
         return {value for _, value, _ in in_tables()} == every
@@ -162,19 +160,19 @@ def test_R1_a_topic_that_is_made_anew_begins_anew_in_the_tables(
 
 
 def asked(home: Path, question: str) -> Any:
-    """The one answer of the tables; None where they are not there yet."""
+    """The one answer of the tables; None where they do not exist yet."""
     with open_lake(home) as lake:
         found = lake.execute(question).fetchone()
         return found and found[0]
 
 
 def await_snapshot(home: Path) -> None:
-    """Until there is a state behind which steps can be made again."""
+    """Wait until there is a snapshot from which steps can be replayed."""
     until(lambda: rows_where(home / "tables/snapshots", ["step"], page=""), 60, "a snapshot")
 
 
 def let_any_time_in(bootstrap: str, *topics: str) -> None:
-    """As every Kafka before 4.0 does it."""
+    """As every Kafka before 4.0 does."""
     most = str(2**63 - 1)
     entry = ConfigEntry(
         "message.timestamp.after.max.ms", most, incremental_operation=AlterConfigOpType.SET

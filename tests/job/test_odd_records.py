@@ -1,6 +1,6 @@
-"""What other programs write to a captured topic: what a transaction took back is not delivered,
-also in micro-batches (in the loop: `tests/loop/test_gaps.py`); a time in micro- or nanoseconds is
-delivered as now (S1, L12). And headers that are too large for a topic."""
+"""Records of other programs on a captured topic: aborted ones are not delivered, in micro-batches
+either (in the loop: `tests/loop/test_gaps.py`); a time in micro- or nanoseconds means now (S1,
+L12). And headers that are too large for a topic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOPIC = "plain"
 
 
 def received(connection: lakequeue.Connection, payload: bytes) -> list[lakequeue.Message]:
-    """All that is delivered, up to this message."""
+    """All deliveries, up to this message."""
     found: list[lakequeue.Message] = []
     with connection.consumer(TOPIC, ack_mode="auto") as consumer:
 
@@ -43,7 +43,7 @@ def configure(job: Job, topic: str, key: str, value: int) -> None:
 
 
 @pytest.mark.usefixtures("micro_batches")
-def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
+def test_S1_aborted_records_are_not_delivered(job: Job) -> None:
     settings = {"bootstrap.servers": job.kafka.bootstrap_servers, "transactional.id": "foreign-in"}
     foreign = Producer(settings)
     foreign.init_transactions(30)
@@ -61,8 +61,8 @@ def test_S1_what_a_transaction_took_back_is_not_delivered(job: Job) -> None:
     assert found == [b'{"tx": 1}', b'{"tx": 2}']
 
 
-def test_L12_a_time_outside_the_calendar_is_now(job: Job) -> None:
-    """Micro- and nanoseconds, and the most that there is."""
+def test_L12_timestamps_outside_the_calendar_mean_now(job: Job) -> None:
+    """Micro- and nanoseconds, and the largest value."""
     # As every Kafka before 4.0 is by default.
     configure(job, TOPIC, "message.timestamp.after.max.ms", 2**63 - 1)
     producer = Producer({"bootstrap.servers": job.kafka.bootstrap_servers})

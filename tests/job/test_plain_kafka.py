@@ -1,5 +1,5 @@
-"""A queue used with nothing but a Kafka client: docs/reference/protocol.md is enough. (The example
-that does it runs in `tests/docs/test_commands_run.py`.)"""
+"""A queue used with only a Kafka client: docs/reference/protocol.md is enough. (The example for it
+runs in `tests/docs/test_commands_run.py`.)"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.job
 
 
 def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connection) -> None:
-    """No header of ours, no key of ours; a key of its own comes through."""
+    """Without a header or key of ours; its own key is kept."""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     producer.send("plain", b'{"n": 1}').get(30)
     producer.send("plain", b"\x00\xff", key=b"k").get(30)
@@ -28,8 +28,8 @@ def test_a_plain_producer_feeds_a_queue(job: Job, connection: lakequeue.Connecti
     assert [m.delivery_count for m in found] == [1, 1]
 
 
-def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.Connection) -> None:
-    """It was made after the engine had started; the expression is one that Java does not read."""
+def test_Q2_a_topic_created_later_is_read(job: Job, connection: lakequeue.Connection) -> None:
+    """It was created after the engine's start; the expression is one that Java cannot read."""
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     producer.send("late-1", b"in time").get(30)
     producer.close()
@@ -38,4 +38,4 @@ def test_Q2_a_topic_that_comes_to_exist_is_read(job: Job, connection: lakequeue.
     assert found.payload == b"in time"
     there = KafkaConsumer(bootstrap_servers=job.kafka.bootstrap_servers).topics()
     assert {"plain", "late-1", "default.publish"} <= there
-    assert not there & {"clock", "late"}, "nobody makes a topic for a queue"
+    assert not there & {"clock", "late"}, "nobody creates a topic for a queue"

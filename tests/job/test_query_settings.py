@@ -1,4 +1,4 @@
-"""What is set for the engine's query stays there: tables and applications keep Spark's defaults."""
+"""Settings of the engine's query stay there: tables and applications keep Spark's defaults."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lakequeue.streaming.spark.spark_session import executors
 pytestmark = pytest.mark.job
 
 
-def test_of_the_engines_query_alone(job: Job) -> None:
-    """And Spark says where brokers may step."""
+def test_settings_apply_to_the_engines_query_only(job: Job) -> None:
+    """And Spark has the limits of where brokers may run."""
 
     def of(query: object, key: str) -> str:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]
         return str(java.sparkSessionForStream().conf().get(key, None))
 
-    queries = job.engine.application.table_queries  # they begin when the engine serves already
+    queries = job.engine.application.table_queries  # they start when the engine already serves
     until(lambda: "lakequeue-tables" in queries, 60, "the tables' query")
     assert job.engine.application.spark is not None
     for key, value in QUERY_SETTINGS.items():
@@ -31,4 +31,4 @@ def test_of_the_engines_query_alone(job: Job) -> None:
         assert job.engine.application.spark.conf.get(key, None) != value
     (here,) = executors(job.engine.application.spark)
     assert re.fullmatch(r".+:\d+", here)
-    assert job.engine.application.executors() == [], "none comes or goes on this machine"
+    assert job.engine.application.executors() == [], "none is added or removed on this machine"

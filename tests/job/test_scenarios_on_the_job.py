@@ -1,8 +1,8 @@
 """A scenario of each group of rules, unchanged, on real Kafka, Spark and Delta; some also in
 micro-batches.
 
-Each line is a round trip through a step, so they run side by side: each on its own connection,
-with queues of its own, on one engine.
+Each line is a round trip through a step, so they run side by side: each on its own connection, with
+its own queues, on one engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rules.scenario import Clock, Runner, Scenario
 
 pytestmark = pytest.mark.job
 
-# The longer the stretch, the slower a machine may be: a lease of 1 s must outlive two batches.
+# A longer stretch allows for a slower machine: a lease of 1 s must outlast two batches.
 PATIENCE_S, QUIET_S, STRETCH = 60.0, 1.2, 5.0
 SLOWLY = 3.0
 
@@ -38,8 +38,8 @@ def test_scenarios_in_micro_batches(job: Job) -> None:
 
 
 def check_all(job: Job, wanted: tuple[str, ...]) -> None:
-    """One that waits for what must not have happened yet fails where the machine is late. It shows
-    alone, and slowly, which of the two it was."""
+    """A scenario that expects that something has not happened yet fails on a late machine. Alone
+    and slowly, it shows which of the two it was."""
     scenarios = {rule: one for rule, one in chosen().items() if rule in wanted}
     assert set(scenarios) == set(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:

@@ -1,9 +1,9 @@
 """Queues as Spark data: a job takes a queue into a Delta table, each message once, whatever dies;
-rows become messages, each once, also when they are written again (L1, L8, P1).
+rows become messages, each once, also when they are written twice (L1, L8, P1).
 
-Rows are written, and what is there now is read, in a session of the engine's Spark. A job dies at
-each point, in memory, in `tests/dataframes/test_walk.py`; and LAKEQUEUE_JOB_DEATHS times with a
-Spark of its own, at random moments, in `make soak`.
+Rows are written, and available messages read, in a session of the engine's Spark. Deaths of a job
+at each point, in memory: `tests/dataframes/test_walk.py`; LAKEQUEUE_JOB_DEATHS times with a Spark
+of its own, at random moments, in `make soak`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DEATHS = int(os.environ.get("LAKEQUEUE_JOB_DEATHS", "0"))
 
 
 class Sender:
-    """Publishes until it is told to stop; knows which ids its messages got."""
+    """Publishes until it is told to stop; knows its messages' ids."""
 
     def __init__(self, connection: lakequeue.Connection) -> None:
         self._producer = connection.producer(window=1_000)
@@ -67,9 +67,9 @@ def options(job: Job, queue: str) -> dict[str, str]:
 
 
 def _activate(session: Any) -> None:
-    """Make the session this thread's. To write, Spark looks a Python data source up in the active
-    session of the thread alone, and py4j may give a Python thread another Java thread at any time:
-    one where no session is active."""
+    """Make the session this thread's. To write, Spark looks a Python data source up only in the
+    active session of the thread, and py4j may give a Python thread another Java thread at any time,
+    one without an active session."""
     session._jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(session._jsparkSession)
 
 
@@ -86,7 +86,7 @@ def spark(job: Job) -> Iterator[Any]:
 
 
 def in_table(folder: Path) -> Counter[str]:
-    """How often each message stands there."""
+    """How often each message is in the table."""
     if (table := newest(folder / "table")) is None:
         return Counter()
     rows = table.to_pyarrow_table(columns=["message_id"])
@@ -94,13 +94,13 @@ def in_table(folder: Path) -> Counter[str]:
 
 
 def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
-    """Table and queue: each message once there, none here."""
+    """Table and queue agree: each message once there, none here."""
     with job.connect("looks") as connection:
         until(lambda: set(in_table(folder)) >= set(sent), 150, "every message is in the table")
         until(lambda: connection.admin().describe(TO_TABLE)["depth"] == 0, 30, "the queue is empty")
     counted = in_table(folder)
     assert set(counted) == set(sent)
-    assert set(counted.values()) == {1}, "a message stands twice in the table"
+    assert set(counted.values()) == {1}, "a message is twice in the table"
 
 
 DRIVER = """
@@ -120,7 +120,7 @@ stream.start(folder + "/table").awaitTermination()
 
 @contextlib.contextmanager
 def running(job: Job, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A job as a process; in the end it is killed, with all that it started."""
+    """A job as a process; in the end it is killed, with its children."""
     given = json.dumps(options(job, TO_TABLE) | {"maxMessagesPerBatch": "40"})
     with (folder / "job.log").open("ab") as log:
         process = subprocess.Popen(
@@ -154,11 +154,11 @@ def test_each_message_is_once_in_the_table_when_the_job_is_killed(
     assert {r["message_id"]: r["payload"].decode() for r in rows} == sent
 
 
-def test_rows_are_published_once_also_when_they_are_written_again(
+def test_rows_written_twice_are_published_once(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
-    """P1: under one writeId the same rows, in whatever order and from whatever partition order
-    within it, are the same messages."""
+    """P1: under one writeId the same rows, in any order and from any partitioning within it, are
+    the same messages."""
     wanted = sorted(f"row {n}" for n in range(ROWS))
     rows = spark.range(ROWS).selectExpr(
         "concat('row ', id) AS payload", "map('n', cast(id AS STRING)) AS headers",
@@ -181,17 +181,17 @@ def test_rows_are_published_once_also_when_they_are_written_again(
 
 
 def forget_last(point: Path) -> None:
-    """The query was killed before it could say that its last batch was done."""
+    """The query was killed before it could log the end of its last batch."""
     last = max((point / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)
 
 
-def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_end(
+def test_a_stream_publishes_each_row_once_and_available_now_ends(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
     """From a table into a queue, then from the queue into another table, with the trigger that ends
-    by itself. Of both, a batch runs again."""
+    by itself. A batch of each runs again."""
     source, out, back = (str(tmp_path / name) for name in ("source", "out", "back"))
     frame = spark.range(STREAMED).selectExpr("concat('streamed ', id) AS payload")
     for part in range(2):
@@ -219,7 +219,7 @@ def test_a_stream_publishes_each_row_once_and_what_is_there_now_is_read_to_its_e
     until(lambda: admin.describe(FROM_ROWS)["depth"] == 0, 30, "the last batch is acknowledged")
 
 
-def test_options_and_columns_that_are_none_are_told(job: Job, spark: Any) -> None:
+def test_invalid_options_and_columns_are_reported(job: Job, spark: Any) -> None:
     reader = spark.readStream.format("lakequeue").options(**options(job, TO_TABLE))
     assert reader.load().schema == SCHEMA
     reader = reader.option("conection", "kafka://x")

@@ -1,15 +1,15 @@
-"""Two brokers on a standalone cluster of two workers, as it is run in earnest: the engine is
-submitted; driver, executors and Python workers are processes of their own, and tables and
-checkpoints are on an S3 store. Where one may make them, Kafka, the driver and each worker are on
-hosts of their own, with links that are cut and slowed. Kafka asks for credentials, over TLS: only
-the driver and the clients have a file that says them. Who has none, or wrong ones, is told so in
+"""Two brokers on a standalone cluster of two workers, as in production: the engine is submitted;
+driver, executors and Python workers are processes of their own, and tables and checkpoints are on
+an S3 store. Where hosts can be made, Kafka, the driver and each worker are on hosts of their own,
+with links that are cut and slowed. Kafka requires credentials, over TLS: only the driver and the
+clients have a file with them. A program without credentials, or with wrong ones, gets an error in
 one sentence, at once.
 
-Each broker is a client of the other (M1–M6). Under traffic one dies, links are cut on one way and
-on both, an executor is lost, and another is told to leave (a node is drained, a spot instance taken
-back). Nothing is lost, what comes twice says so, and the log of each broker has every step once: a
-worker that was cut off or frozen, and whose broker steps elsewhere by then, is fenced and says
-nothing. (What brokers say to each other: `tests/mesh`; brokers that come and go: `test_damage.py`.)
+Each broker is a client of the other (M1–M6). Under traffic one dies, links are cut in one direction
+and in both, an executor is lost, and another is decommissioned (a node is drained, a spot instance
+taken back). Nothing is lost, repetitions are flagged, and the log of each broker has every step
+once: a worker that was cut off or frozen while its broker moved is fenced and writes nothing.
+(Messages between brokers: `tests/mesh`; changes of brokers: `test_damage.py`.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ Running = dict[str, Traffic]
 
 @pytest.fixture(scope="module")
 def network() -> Iterator[Network | str]:
-    """Or why there is none."""
+    """The network, or the reason why there is none."""
     with contextlib.ExitStack() as stack:
         try:
             found: Network | str = stack.enter_context(Network(4))
@@ -88,8 +88,8 @@ def home(network: Network | str, tmp_path_factory: pytest.TempPathFactory) -> It
 def test_everybody_has_credentials(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Topics are made, the loops step, Spark's tables read. Clients of both libraries and both
-    mechanisms; and none reaches beyond its VPN, queues, key."""
+    """Topics are created, the loops step, Spark's tables are readable. Clients of both libraries
+    and both mechanisms; and none reaches beyond its VPN, queues, key."""
     kafka, ids = home.kafka, set[str]()
 
     def given(mechanism: str, user: str = "engine", certificate: Path | None = None) -> None:
@@ -116,7 +116,7 @@ def test_everybody_has_credentials(
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_a_client_without_credentials_is_told(
+def test_a_client_without_credentials_gets_an_error(
     home: Home, tmp_path: Path, library: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kafka = home.kafka
@@ -138,7 +138,7 @@ def test_a_client_without_credentials_is_told(
         assert len(sentence) < 300
 
 
-def test_an_engine_with_wrong_credentials_is_told(
+def test_an_engine_with_wrong_credentials_reports_them(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, str(settings_file(tmp_path, "SCRAM-SHA-512", "not it")))
@@ -155,10 +155,10 @@ def test_an_engine_with_wrong_credentials_is_told(
     assert "Traceback" not in done.stderr
 
 
-def test_h1_a_bridge_is_told_why_the_far_kafka_refuses_it(
+def test_h1_a_bridge_reports_why_the_far_kafka_refuses_it(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It comes as far as the topics, which nobody made here, with the right credentials only."""
+    """With the right credentials it gets as far as the topics, which nobody created here."""
     kafka = home.kafka
     wrong = settings_file(tmp_path, "SCRAM-SHA-512", "not it").name
     right = settings_file(tmp_path, "SCRAM-SHA-512").name
@@ -183,7 +183,7 @@ def test_each_broker_steps_in_its_own_worker(home: Home) -> None:
     assert sorted(home.workers()) == list(BROKERS)
     for broker in BROKERS:
         logged = read_steps(kafka_client(home.kafka.encrypted, "look"), f"{broker}.steps", 0)
-        assert any(r.inputs for _, r in logged), "only the live driver says what a step took"
+        assert any(r.inputs for _, r in logged), "only the live driver reports a step's inputs"
         with lakequeue.connect(home.url, broker=broker) as there:
             seen = {q["name"]: q["broker"] for q in there.admin().queues()}
             assert [seen[f"orders-{name}"] for name in BROKERS] == list(BROKERS)
@@ -193,10 +193,10 @@ def test_each_broker_steps_in_its_own_worker(home: Home) -> None:
         ]
 
 
-def test_H4_S1_one_broker_dies_and_the_clients_of_the_other_notice_nothing(home: Home) -> None:
-    """It has traffic of its own, and sends to a queue of the dead one all the time: it is told at
-    once that it is stored. So it is with what matches on both, and what moves between two hosts.
-    (Several brokers, and deaths at any point: `tests/sim`.)"""
+def test_H4_S1_a_brokers_death_does_not_affect_the_others_clients(home: Home) -> None:
+    """It has traffic of its own, and sends to a queue of the dead one all the time: its receipts
+    come at once. So they do for messages that match on both, and for those that move between two
+    hosts. (Several brokers, and deaths at any point: `tests/sim`.)"""
     running = traffics(home.url, "a", per_second=10)
     go_on(running)
     with lakequeue.connect(home.url, broker="a") as near:
@@ -208,7 +208,7 @@ def test_H4_S1_one_broker_dies_and_the_clients_of_the_other_notice_nothing(home:
         ids += [producer.send("orders-b", b"%d" % at).message_id for at in range(1, 40)]
         news = [producer.send("news/x", b"%d" % at).message_id for at in range(20)]
         spread = {producer.send("spread", b"%d" % at).message_id for at in range(20)}
-        assert time.monotonic() - begun < 15 * SLOWER, "who sends waits for the dead one"
+        assert time.monotonic() - begun < 15 * SLOWER, "senders wait for the dead one"
         for traffic in running.values():
             traffic.goes_on(15, 15)
         assert [m.id for m in take(near, "orders-b", 40)] == ids
@@ -222,7 +222,7 @@ def test_H4_S1_one_broker_dies_and_the_clients_of_the_other_notice_nothing(home:
         drain(traffic)
 
 
-def test_links_are_cut_an_executor_is_lost_and_another_leaves(
+def test_cut_links_a_lost_executor_and_a_decommissioned_one(
     network: Network | str, home: Home
 ) -> None:
     """The last test of this home."""
@@ -238,7 +238,7 @@ def test_links_are_cut_an_executor_is_lost_and_another_leaves(
         traffic.finish_producing()
     for traffic in running.values():
         drain(traffic)
-    for number, broker in enumerate(BROKERS):  # no step is missing, or stands there twice
+    for number, broker in enumerate(BROKERS):  # no step is missing, or twice in the log
         steps_say(home.kafka.encrypted, home.engine.home, broker, number)
     ends_in_order(home)
     if isinstance(network, str):
@@ -246,7 +246,7 @@ def test_links_are_cut_an_executor_is_lost_and_another_leaves(
 
 
 def go_on(running: Running) -> float:
-    """Until all traffic does; seconds."""
+    """Wait until all traffic continues; returns the seconds."""
     begun = time.monotonic()
     for traffic in running.values():
         traffic.goes_on(8, BACK_S_MAX)
@@ -254,12 +254,12 @@ def go_on(running: Running) -> float:
 
 
 def links_are_cut(home: Home, hosts: list[Host], running: Running) -> None:
-    """Of the executor of a broker: for a moment each, then for as long as the broker needs to be
-    elsewhere."""
+    """The links of a broker's executor: for a moment each, then for as long as the broker needs to
+    move."""
     kafkas, drivers, *executors = hosts
 
     def there() -> Host:
-        """Where the broker steps now: Spark chooses, and may choose one executor for both."""
+        """Where the broker runs now: Spark chooses, and may choose one executor for both."""
         words = executor_of_first(home).cmdline()
         return next(host for host in executors if host.address in words)
 
@@ -275,7 +275,7 @@ def links_are_cut(home: Home, hosts: list[Host], running: Running) -> None:
 
 
 def back_after(what: str, running: Running, fault: contextlib.AbstractContextManager[None]) -> None:
-    """All traffic goes on when a short fault is over."""
+    """All traffic continues after a short fault."""
     with fault:
         begun = {broker: len(traffic.acked) for broker, traffic in running.items()}
         time.sleep(CUT_S)
@@ -289,14 +289,14 @@ def executor_of(worker: psutil.Process, executors: list[psutil.Process]) -> psut
 
 
 def executor_of_first(home: Home) -> psutil.Process:
-    """The executor on which the first broker steps."""
+    """The executor on which the first broker runs."""
     found = until(lambda: home.workers().get(BROKERS[0]), 30, "it steps")
     return executor_of(found, home.cluster.executors())
 
 
 def an_executor_dies(home: Home, running: Running) -> None:
-    """One of its Python workers is frozen before, and goes on when its broker steps elsewhere: two
-    attempts of one broker, of which only one is heard."""
+    """One of its Python workers is frozen before, and continues once its broker runs elsewhere: two
+    attempts of one broker, of which only one writes."""
     zombie = home.workers()[BROKERS[0]]
     zombie.send_signal(signal.SIGSTOP)
     executor_of(zombie, home.cluster.executors()).kill()
@@ -305,12 +305,12 @@ def an_executor_dies(home: Home, running: Running) -> None:
 
 
 def an_executor_leaves(home: Home, running: Running) -> None:
-    """It is decommissioned: batches that run there end, the next ones begin on the other, and no
+    """It is decommissioned: batches that run there end, the next ones start on the other, and no
     query fails."""
 
     def failures() -> int:
-        """But those of a worker that takes half a minute to begin elsewhere, on a busy machine: it
-        is said to hang."""
+        """Except a worker that takes half a minute to start elsewhere, on a busy machine: it is
+        reported as hanging."""
         ends = [e for e in home.engine.log.read_text().splitlines() if "is started again" in e]
         return len([end for end in ends if "has taken no step" not in end])
 
@@ -323,7 +323,7 @@ def an_executor_leaves(home: Home, running: Running) -> None:
 
 
 def ends_in_order(home: Home) -> None:
-    """It says so, nobody said a secret, and what it wrote is in the store."""
+    """The engine reports a clean stop, no secret was printed, and its data are in the store."""
     assert home.engine.terminate() == 0
     assert home.engine.said[-1]["event"] == "goodbye"
     assert "Traceback" not in home.engine.errors()

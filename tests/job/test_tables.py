@@ -1,6 +1,5 @@
-"""The Delta tables: what stands there, how it is asked for, and that each thing is there once, also
-after the queries were started again (R1). (That the journal sums up to what `describe` says:
-`tests/model/audit.py`.)"""
+"""The Delta tables: their contents, their queries, and that each thing is there once, also after
+restarts of the queries (R1). (The sum of the journal equals `describe`: `tests/model/audit.py`.)"""
 
 from __future__ import annotations
 
@@ -57,7 +56,7 @@ _new = count(1)
 
 
 def journal(job: Job) -> Counter[str]:
-    """How many rows of each event of our queue."""
+    """The number of rows of each event of our queue."""
     rows = rows_where(job.engine.tables / "journal", ["event"], queue=QUEUE)
     return Counter(r["event"] for r in rows)
 
@@ -66,8 +65,8 @@ PLACE = ("topic", "partition", "offset", "item")
 
 
 def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
-    """How often each record stands in the table. A topic that another test made anew has records of
-    two topics at one place."""
+    """How often each record is in the table. A topic recreated by another test has records of two
+    topics at one place."""
     rows = read_columns(job.engine.tables / "messages", [*PLACE, "topic_id"]).to_pylist()
     found: Counter[tuple[str, int, int, int]] = Counter()
     for (*place, _), times in Counter(tuple(row.values()) for row in rows).items():
@@ -75,11 +74,11 @@ def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
     return found
 
 
-def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
+def test_S1_a_durable_receipt_comes_once_the_message_is_in_the_table(
     job: Job, connection: lakequeue.Connection
 ) -> None:
-    """Also of what is sent in a run or with headers. (That others do not wait is tested where time
-    stands still: `tests/rules/test_durable.py`.)"""
+    """Also for messages sent in a batch or with headers. (Others do not wait:
+    `tests/rules/test_durable.py`, where time stands still.)"""
     with connection.producer(durability="delta") as producer:
         sent = [producer.send_async(QUEUE, f"durable {i}") for i in range(20)]
         sent.append(producer.send_async(QUEUE, "durable 20", headers={"a": "b"}))
@@ -95,8 +94,8 @@ def test_S1_a_receipt_behind_delta_comes_when_the_message_is_in_the_table(
     connection.admin().purge(QUEUE)
 
 
-def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
-    """Each with its own payload; one that is malformed or has a key is one row."""
+def test_a_batch_becomes_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
+    """Each with its own payload; a batch that is malformed or has a key is one row."""
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     payloads = [b"", b"first", b"\x00\xff", b"last"]
     header = b'{"to": "%s", "producer": "runs", "seq": 5, "count": 4}' % QUEUE.encode()
@@ -134,8 +133,8 @@ def test_a_run_is_a_row_for_each_message(job: Job, connection: lakequeue.Connect
 
 
 def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
-    """Whether the views of the tables, as they are now, say what the engine says; "" or where not.
-    At least so many messages must be there."""
+    """Whether the views of the tables, as they are now, agree with the engine: "" or the
+    difference. At least so many messages must be there."""
     with open_lake(job.engine.tables.parent) as lake:
         try:
             assert queued_agrees(lake, connection.admin(), QUEUE) >= least
@@ -144,7 +143,7 @@ def agree(job: Job, connection: lakequeue.Connection, least: int) -> str:
     return ""
 
 
-def test_R1_the_views_say_what_browse_says(
+def test_R1_the_views_agree_with_browse(
     job: Job, connection: lakequeue.Connection, tmp_path: Path
 ) -> None:
     """Leased, delayed, ready, gone; Spark's own views are the same, row by row."""
@@ -174,7 +173,7 @@ def test_R1_the_views_say_what_browse_says(
 
 
 def told(job: Job) -> list[dict[str, Any]]:
-    """The rows of the journal in their order, with times as the engine counts them."""
+    """The rows of the journal in order, with times as the engine counts them."""
     names = ["queue", "event", "message_id", "subscription", "reason", "deliveries", "time",
              "until", "step", "part", "line"]  # fmt: skip
     found = read_columns(job.engine.tables / "journal", names).to_pylist()
@@ -198,7 +197,7 @@ def frozen(tables: Path, home: Path) -> Path:
 def both_agree(home: Path) -> None:
     """Spark and DuckDB give the same rows for each view."""
     session = SparkSession.builder.getOrCreate().newSession()
-    for key, value in QUERY_SETTINGS.items():  # to compile a plan takes longer than these few rows
+    for key, value in QUERY_SETTINGS.items():  # compiling a plan takes longer than these few rows
         session.conf.set(key, value)
     for name in TABLES:
         frame = session.read.format("delta").load(f"{home}/tables/{name}")
@@ -214,7 +213,7 @@ def both_agree(home: Path) -> None:
 
 
 def repr_of(row: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """A row as something that can be counted; times as they are in UTC."""
+    """A row as a hashable value; times in UTC."""
     return tuple(
         (name, value.astimezone(UTC).isoformat() if isinstance(value, datetime) else repr(value))
         for name, value in row.items()
@@ -229,9 +228,9 @@ def shown(admin: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_R1_a_past_moment_is_what_it_was(job: Job, connection: lakequeue.Connection) -> None:
-    """Seen now, and made again from the tables later; each step and command stands there once, and
-    payloads that wait in `messages` only."""
+def test_R1_a_past_moment_is_reconstructed(job: Job, connection: lakequeue.Connection) -> None:
+    """Seen now, and reconstructed from the tables later; each step and command is there once, and
+    waiting payloads are only in `messages`."""
     admin = connection.admin()
     producer = connection.producer()
     for number in range(20):
@@ -284,8 +283,8 @@ def test_R1_a_table_of_another_version_is_refused(job: Job, tmp_path: Path, vers
         create_tables(session, tmp_path, ["steps"])
 
 
-def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) -> None:
-    """R1: the process died between the folders of a table and its first commit."""
+def test_an_interrupted_creation_of_a_table_is_completed(job: Job, tmp_path: Path) -> None:
+    """R1: the process died between creating a table's folders and its first commit."""
     session = SparkSession.builder.getOrCreate()
     (tmp_path / "steps" / "_delta_log" / "_staged_commits").mkdir(parents=True)
     create_tables(session, tmp_path, ["steps"])
@@ -295,11 +294,11 @@ def test_a_table_whose_making_was_interrupted_is_made(job: Job, tmp_path: Path) 
     data.write_bytes(b"somebody's")
     with pytest.raises(Exception, match="not a Delta table"):
         create_tables(session, tmp_path, ["journal"])
-    assert data.read_bytes() == b"somebody's", "what is no table of ours is left alone"
+    assert data.read_bytes() == b"somebody's", "a table that is not ours is left alone"
 
 
 def put(session: SparkSession, folder: Path, offset: int, *days_ago: int) -> None:
-    """Messages of so many days ago into the table, with one append."""
+    """Put messages of so many days ago into the table, with one append."""
     now = datetime.now(UTC)
     rows = [("t", 0, offset + n, 0, now - timedelta(days=d), None, b"", None, None, None)
             for n, d in enumerate(days_ago)]  # fmt: skip
@@ -323,8 +322,8 @@ def files_by_day(folder: Path) -> dict[int, set[str]]:
 
 
 def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
-    """A file for each day of a batch; a clock that is wrong makes no day of its own; upkeep joins
-    the files of a day and leaves alone the days that are done."""
+    """A file for each day of a batch; a wrong clock makes no day of its own; upkeep joins the files
+    of a day and leaves past days alone."""
     session = SparkSession.builder.getOrCreate()
     create_tables(session, tmp_path, COLUMNS)
     for name in COLUMNS:
@@ -341,7 +340,7 @@ def test_R1_tables_are_partitioned_by_date(job: Job, tmp_path: Path) -> None:
     assert {day for day in tidied if tidied[day] != whole[day]} == {0}
 
 
-def test_R1_a_table_of_version_3_gets_the_columns_that_it_lacks(job: Job, tmp_path: Path) -> None:
+def test_R1_a_table_of_version_3_gets_its_missing_columns(job: Job, tmp_path: Path) -> None:
     """Its rows have no value there."""
     session = SparkSession.builder.getOrCreate()
     place = f"delta.`{tmp_path}/messages`"
@@ -358,8 +357,8 @@ def test_R1_a_table_of_version_3_gets_the_columns_that_it_lacks(job: Job, tmp_pa
 
 
 def put_records(producer: KafkaProducer, vpn: str, step: int) -> None:
-    """A run, one with headers, one of another day, one without a value, one whose `lq` is no text,
-    one whose header's name is none, and two journal records, the second twice."""
+    """A batch, one with headers, one of another day, one without a value, one whose `lq` is no
+    text, one with an invalid header name, and two journal records, the second twice."""
     now = round(time.time()) * 1000
     messages: list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes]]]] = [
         (None, encode_run([b"a", b"", b"ccc"]), now, [("lq", b'{"to": "q", "count": 3}')]),
@@ -394,12 +393,12 @@ class Written:
         )  # fmt: skip
 
     def rows(self) -> list[int]:
-        """What Spark says that each batch brought."""
+        """Spark's counts of each batch's rows."""
         self.query.processAllAvailable()
         return [p.numInputRows for p in self.query.recentProgress if p.numInputRows]
 
 
-def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path: Path) -> None:
+def test_R1_an_altered_table_is_written_by_spark(job: Job, tmp_path: Path) -> None:
     """Delta then checks each row. The rows are the same as those of files that we commit, and
     Spark's progress has the same number of records."""
     session, vpn = SparkSession.builder.getOrCreate(), f"altered-{next(_new)}"
@@ -443,8 +442,8 @@ def test_R1_a_table_that_somebody_altered_is_written_by_spark(job: Job, tmp_path
 
 @pytest.mark.usefixtures("micro_batches")
 def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) -> None:
-    """A queue that captures a new topic makes the engine stop its queries and start them again. (A
-    loop finds the topic itself, and the tables of it start again: `test_foreign_in_tables.py`.)"""
+    """A queue that captures a new topic makes the engine restart its queries. (A loop finds the
+    topic itself, and the queries of its tables restart: `test_foreign_in_tables.py`.)"""
     tables = job.engine.application.table_queries
     before = (job.query, until(lambda: tables.get("lakequeue-tables"), 60, "they are written"))
     counted = journal(job), offsets(job)
@@ -452,7 +451,7 @@ def test_new_queries_repeat_nothing(job: Job, connection: lakequeue.Connection) 
     ensure_topics(job.kafka.bootstrap_servers, [], [topic])
 
     def defined() -> bool:
-        with contextlib.suppress(Timeout):  # Spark gives a Python worker ten seconds to begin
+        with contextlib.suppress(Timeout):  # Spark gives a Python worker ten seconds to start
             connection.admin().define({"name": topic, "message_type": "text"})
             return True
         return False

@@ -1,7 +1,7 @@
-"""Time without traffic: a deadline is acted on, and an engine without work does nothing.
+"""Time without traffic: deadlines are met, and an engine without work does nothing.
 
-What happens is read from the topic `default.journal`, which tells the engine nothing: a client that
-asks would be traffic itself. So do heartbeats; the subscription here has no session.
+The test reads the topic `default.journal`, of which the engine notices nothing: a client's requests
+would be traffic themselves, and so would heartbeats; the subscription here has no session.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from lakequeue.protocol import commands, journal_encoding
 
 pytestmark = pytest.mark.job
 
-LATE_MS_MAX = 30_000  # that it comes at all: 1 s and a batch on an idle machine
+LATE_MS_MAX = 30_000  # the latest arrival: 1 s and a batch on an idle machine
 
 
 def journaled(job: Job, event: str, message_id: str) -> tuple[dict, int] | None:
@@ -32,7 +32,7 @@ def journaled(job: Job, event: str, message_id: str) -> tuple[dict, int] | None:
 
 
 def hold(connection: lakequeue.Connection) -> str:
-    """A subscription that no heartbeat keeps alive; its id."""
+    """A subscription without heartbeats; returns its id."""
     name = connection.new_name("hold")
     connection.request(
         commands.Subscribe(queue="clock", subscription=name, inbox=connection.inbox, max_backlog=1)
@@ -41,12 +41,12 @@ def hold(connection: lakequeue.Connection) -> str:
 
 
 def work(job: Job) -> float:
-    """Steps so far."""
+    """The steps so far."""
     sample = job.engine.metrics.registry.get_sample_value
     return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
 
 
-def test_a_lease_that_ends(job: Job, connection: lakequeue.Connection) -> None:
+def test_a_lease_ends_without_traffic(job: Job, connection: lakequeue.Connection) -> None:
     brief = {"name": "clock", "message_type": "text", "lease_period": "3s"}
     connection.admin().define(brief | {"max_per_subscription_backlog": 50})
     name = hold(connection)
@@ -61,7 +61,7 @@ def test_a_lease_that_ends(job: Job, connection: lakequeue.Connection) -> None:
 
 
 def test_an_idle_engine_does_nothing(job: Job) -> None:
-    """Nothing in a batch and more. What earlier tests left may come due once more before."""
+    """For longer than a batch. Leftovers of earlier tests may become due once more before."""
     steps, since = work(job), time.monotonic()
 
     def idle() -> bool:

@@ -1,4 +1,4 @@
-"""Upkeep deletes what is too old, and nothing that the queues, `at` or a rebuild need (R1)."""
+"""Upkeep deletes old rows, and none that the queues, `at` or a rebuild need (R1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lakequeue.sinks.snapshots import SnapshotWriter
 from lakequeue.sinks.upkeep import Rules, Upkeep
 from loop.memory import HOME
 
-__all__ = ["_as_the_world"]  # its steps are taken again with the limits of the walks
+__all__ = ["_as_the_world"]  # its steps are replayed with the limits of the walks
 
 pytestmark = pytest.mark.job
 
@@ -35,7 +35,7 @@ def counts(home: Path) -> dict[str, int]:
 
 
 def journal_of(home: Path, moments: list[int]) -> None:
-    """Of each moment a message's row, a refusal, and a queue's definition."""
+    """For each moment a message's row, a refusal, and a queue's definition."""
     table = deltalake.DeltaTable(home / "tables" / "journal")
     rows = [
         {"broker": HOME.name, "step": 1, "part": 0, "line": 0, "event": event, "message_id": number,
@@ -47,7 +47,7 @@ def journal_of(home: Path, moments: list[int]) -> None:
     deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
 
 
-def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path) -> None:
+def test_upkeep_keeps_all_rows_that_the_remaining_moments_need(job: Job, tmp_path: Path) -> None:
     walk = lived(3, 160)
     last = walk.driver.step
     home = write_history(walk.world, tmp_path, walk.saved, WHOLE_EACH)
@@ -60,7 +60,7 @@ def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path)
     rules = Rules(retention_s=60.0)
     held = Upkeep(spark, home / "tables", rules, stopped=lambda: True)
     held.run(begin_s + 60.0, oldest_s=whole[0].now / 1000 - 1.0)
-    assert counts(home) == before, "a queue has a message that is older"
+    assert counts(home) == before, "a queue has an older message"
     one = iter((False, True))  # it tidies one table, `test_away` all
     Upkeep(spark, home / "tables", rules, one.__next__).run(begin_s + 60.0, oldest_s=None)
     after = counts(home)
@@ -77,11 +77,10 @@ def test_what_stays_leads_to_every_moment_that_is_left(job: Job, tmp_path: Path)
     assert counts(home) == again, "there is nothing more to do"
 
 
-def test_M4_a_state_behind_which_a_snapshot_was_written_comes_to_the_table(
+def test_M4_a_state_followed_by_a_snapshot_is_written_to_the_table(
     job: Job, tmp_path: Path
 ) -> None:
-    """The query that was running when the brokers changed was faster. What upkeep has deleted stays
-    away."""
+    """The query that was running when the brokers changed was faster. Deleted rows stay deleted."""
     walk = lived(3, 160)
     home = write_history(walk.world, tmp_path / "home", walk.saved, WHOLE_EACH)
     place = home / "tables" / "snapshots"
@@ -93,7 +92,7 @@ def test_M4_a_state_behind_which_a_snapshot_was_written_comes_to_the_table(
     assert spark is not None
 
     def written(missing: pa.Array) -> int:
-        """How many snapshots the table gets, where it has lost these."""
+        """The number of snapshots written to a table that has lost these."""
         left = rows.filter(pc.invert(missing))
         deltalake.write_deltalake(place, left, mode="overwrite")
         for _ in range(2):  # the second time there is nothing to do

@@ -1,4 +1,4 @@
-"""A producer and two consumers that write down what they see, and the judge over it (after jepsen's
+"""A producer and two consumers that record their observations, and their judge (after jepsen's
 total-queue)."""
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Received:
 
 
 class Traffic:
-    """A producer and two consumers; every one of them writes down what it sees."""
+    """A producer and two consumers, each with a record of its observations."""
 
     def __init__(
         self, url: str, seed: int, queue: str = "orders", broker: str | None = None,
@@ -38,7 +38,7 @@ class Traffic:
         self.queue = queue
         self.sent: dict[bytes, Future[lakequeue.client.Receipt]] = {}
         self.sent_at: dict[bytes, float] = {}
-        self.took: list[tuple[float, float]] = []  # of each delivery: when it was sent, seconds
+        self.took: list[tuple[float, float]] = []  # per delivery: when it was sent, seconds
         self.received: list[Received] = []
         self.acked: list[bytes] = []
         self.errors: list[BaseException] = []
@@ -89,7 +89,7 @@ class Traffic:
                 self.acked.append(m.payload)
 
     def goes_on(self, more: int, seconds: float) -> float:
-        """Until so many more were acknowledged; how long it took."""
+        """Wait until so many more were acknowledged; returns the time it took."""
         begun, enough = time.monotonic(), len(self.acked) + more
         until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
         assert not self.errors, self.errors
@@ -108,12 +108,12 @@ class Traffic:
             connection.close()
 
     def acknowledged(self) -> set[bytes]:
-        """What the producer knows to be stored."""
+        """The messages that the producer knows as stored."""
         return {p for p, f in self.sent.items() if f.done() and f.exception() is None}
 
 
 def drain(traffic: Traffic) -> None:
-    """The traffic comes to its end, the queue to its bottom, and all of it is judged."""
+    """End the traffic, drain the queue, and judge everything."""
     traffic.finish_producing()
     admin = traffic.connections[0].admin()
     until(lambda: admin.describe(traffic.queue)["depth"] == 0, 90, "the queue is drained")
@@ -122,7 +122,7 @@ def drain(traffic: Traffic) -> None:
 
 
 def judge(traffic: Traffic, left: set[bytes]) -> None:
-    """Nothing lost, nothing invented, and whoever gets something again is told so."""
+    """Nothing lost, nothing invented, and every repetition flagged."""
     assert not traffic.errors, traffic.errors
     refused = [f.exception() for f in traffic.sent.values() if f.done() and f.exception()]
     assert not refused

@@ -1,6 +1,7 @@
-"""The engine's workers keep few messages of a queue in memory: so few are enough to spill some.
+"""Makes the engine's workers keep few messages of a queue in memory, so that few are enough to
+spill some.
 
-Python imports this where `PYTHONPATH` names its folder.
+Python imports this from the folder in `PYTHONPATH`.
 """
 
 from __future__ import annotations
