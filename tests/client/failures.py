@@ -103,7 +103,7 @@ class Died(BaseException):
 
 
 def on_memory(mode: str, point: str) -> tuple[set[str], set[str], set[str]]:
-    """Which messages came again, were lost, are kept."""
+    """The messages that came again, were lost, are kept."""
     connection = lakequeue.connect("memory://")
     connection.engine.checking = True
     connection.admin().define(definition(mode, point))

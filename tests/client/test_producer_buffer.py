@@ -1,4 +1,4 @@
-"""Which records a producer's library gets, and when: never records that it could not send yet."""
+"""The records that a producer's library gets, and when: none that it could not send yet."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def test_L5_a_lost_session_reports_its_unread_messages() -> None:
 def test_L5_a_late_report_takes_one_attempt_back(
     state: str, expected: list[int], ignored: int
 ) -> None:
-    """Whoever has the message now; an attempt that did not count is not taken back."""
+    """Its present holder does not matter; an attempt that did not count is not taken back."""
     steps = Steps()
     steps.run([define(max_per_subscription_backlog=9), subscribe("a")], [("orders", b"{}")])
     steps.run([c.Unsubscribe(queue="orders", subscription="a")])

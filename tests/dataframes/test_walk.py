@@ -35,7 +35,7 @@ class Died(Exception):
 
 
 class Checkpoint:
-    """What survives a job: Spark's two logs and the table, batch by batch."""
+    """The survivors of a job: Spark's two logs and the table, batch by batch."""
 
     def __init__(self) -> None:
         self.offsets: list[str] = []

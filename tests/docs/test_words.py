@@ -130,7 +130,7 @@ def headless(text: str) -> list[tuple[int, str]]:
     ]
 
 
-@pytest.mark.parametrize("room", ROOMS, ids=lambda room: room.name)
+@pytest.mark.parametrize("room", [*ROOMS, ROOT / "tests"], ids=lambda room: room.name)
 def test_no_sentence_begins_without_an_actor(room: Path) -> None:
     found = [
         f"{name_of(file)}:{number + line}: {sentence!r}: name the actor or the thing"

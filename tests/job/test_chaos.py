@@ -6,10 +6,10 @@ these die by SIGKILL, in an order drawn from a seed:
 - *worker*: the Python process that steps;
 - *java*: Spark's Java process;
 - *kafka*: the embedded broker;
-- *driver* (in `make soak`; in `make test` `test_away.py` kills it, alone): the process that the user
-  started, alone or with all that it started;
+- *driver* (in `make soak`; in `make test` `test_away.py` kills it, alone): the process that the
+  user started, alone or with all that it started;
 - *frozen*: a worker is frozen (SIGSTOP), its daemon and Spark's Java process die, a successor
-  works. It continues (SIGCONT) after longer than any timeout, that of Kafka's transactions included.
+  works. It continues (SIGCONT) after longer than any timeout, also that of Kafka's transactions.
 
 A death does not always wait for the recovery from the one before. In the end: no confirmed message
 is lost, none came twice without saying so (`traffic.judge`), a replay of every step has the digests

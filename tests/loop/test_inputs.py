@@ -1,4 +1,4 @@
-"""Which records a batch contains: limits in records and bytes, captured topics, order."""
+"""The contents of a batch: limits in records and bytes, captured topics, order."""
 
 from __future__ import annotations
 

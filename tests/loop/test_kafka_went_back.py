@@ -30,7 +30,7 @@ def write(kafka: EmbeddedKafka, *values: str) -> None:
 
 
 class Tables:
-    """What a table query does with each batch: one query with the planned source."""
+    """A table query's treatment of each batch: one query with the planned source."""
 
     def __init__(self, kafka: EmbeddedKafka) -> None:
         self.back: list[tuple[str, int]] = []

@@ -301,7 +301,7 @@ def test_the_command_partitions_are_assigned_before_they_are_read(
 
 
 class Doubted(Assigned):
-    """What a consumer returns when Kafka no longer has the requested offset."""
+    """The event of a consumer when Kafka no longer has the requested offset."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -382,7 +382,7 @@ OLD, NEW = {ORDERS[0]: "old"}, {ORDERS[0]: "new"}
 def test_a_captured_record_is_taken_once_its_topic_is_proved_to_be_the_same(
     looks: list[Any], taken: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What may be of a topic that was made anew is read again, from its beginning."""
+    """Records that may belong to a recreated topic are read again, from its beginning."""
     monkeypatch.setattr("lakequeue.sources.live_reader.PROVE_AGAIN_S", 0.0)
     is_anew = NEW in looks
 

@@ -1,5 +1,5 @@
-"""What brokers remember of each other's consumers ends with them, recreated queues start anew, and
-a granted message that a broker cannot take affects no other (H4, S7)."""
+"""Brokers forget each other's consumers once these end, recreated queues start anew, and a granted
+message that a broker cannot take affects no other (H4, S7)."""
 
 from __future__ import annotations
 

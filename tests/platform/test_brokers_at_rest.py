@@ -394,7 +394,7 @@ def test_M5_nothing_follows_where_a_queue_is_already(
 def test_M4_a_committed_change_is_answered_as_done(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever fails after the home's commit: the next start completes it, and the brokers run."""
+    """After the home's commit a failure changes nothing: the next start completes the change."""
     fail = Mock(side_effect=NotConnected("Kafka is away"))
     match fails:
         case "peers":

@@ -220,7 +220,7 @@ def states_of(copier: HomeCopier) -> list[str]:
 
 
 def test_h1_a_copier_goes_on_though_kafka_takes_nothing(copier: HomeCopier) -> None:
-    """What its broker has not heard it says again."""
+    """It repeats reports that its broker has not read."""
     copies: list[list[str]] = []
 
     def copy() -> None:

@@ -53,7 +53,7 @@ class Engine:
             self.producer.send(queue, b"{}", **options)
 
     def look(self) -> None:
-        """What the engine's watch does: inspect, and read the journal."""
+        """Act like the engine's watch: inspect, and read the journal."""
         rows = self.connection.engine.journal()
         for row in rows[self._heard :]:
             row = row | {"message_id": int(row["message_id"] or 0) or None, "until": None}

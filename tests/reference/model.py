@@ -10,8 +10,8 @@ evaluated once, when a message enters (Q6), and its value holds as long as the m
 - a message keeps the priority with which it entered, also while the queue has none; one that
   entered without a priority has 0; the order is by the messages' own priorities (O2), then O1;
 - a barrier stays one: it waits for all that entered before it, and nothing that entered after it
-  goes before it, whatever its priority (O3). What entered after it stays behind what entered before
-  it, also when the barrier has left without being delivered; an empty queue forgets its barriers;
+  goes before it, whatever its priority (O3). Later messages stay behind earlier ones, also
+  when the barrier has left without being delivered; an empty queue forgets its barriers;
 - a message keeps its partition key (O4). Of the messages with one key, one at a time is under way:
   leased, delayed, or delivered before and returned; it goes first. If none is under way, the first
   in the queue's order is next;

@@ -218,7 +218,7 @@ class FaultyHome(Traffic):
         return heard
 
     def left(self) -> str:
-        """What is left; empty if nothing is."""
+        """A description of the leftovers; empty if there are none."""
         for producer in self.producers:
             if producer.waits:
                 return f"{producer.name} waits for receipts of {producer.waits}"

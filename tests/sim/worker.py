@@ -59,7 +59,7 @@ class Saved:
 
 @dataclass
 class Site:
-    """What survives the workers of a broker. origin: the state after which its steps begin, for the
+    """The survivors of a broker's workers. origin: the state after which its steps begin, for the
     judge; begins: the positions after each step that changed the home, for the judge; marks:
     digests of the pages by step, for the judge; skew: of its machine's clock, ms; dies_at: the next
     point at which a worker dies, and how often it is passed before."""
