@@ -1,7 +1,9 @@
 """The same traffic at growing depth: a step's cost depends on what changes, not on what is stored.
 
-A round stores 1,000 messages and acknowledges 1,000. Its cost is the time of its steps, as the
-engine reports it; in micro-batches, the time of its batch.
+A round stores a number of messages and acknowledges as many. Its cost is the time of its steps, as
+the engine reports it; in micro-batches, the time of its batch. *Small* rounds, of 5 messages, show
+what depth adds to a step. In large rounds, of 1,000, the cost of each message counts most: in a
+deep queue each one goes to the store and comes back, at any depth.
 """
 
 from __future__ import annotations
@@ -21,14 +23,16 @@ from .subcommands import count, numbers, trigger
 
 OPTIONS = (numbers("--depths", "1000,100000,1000000"), count("--rounds", 25), trigger())
 STEP = 1_000
+SMALL, SMALL_ROUNDS = 5, 16  # messages; small rounds for each large one
 WARM_UP = 5
 BATCH_S = 2  # of the loop, which reports at the end of each
 
 
 def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
-    """Per depth: milliseconds of a round (step_ms or batch_ms), and over those at the first depth;
-    max_step_ms: the longest step while the queue was filled and measured; worker_rss_mb: the
-    worker's memory after that, once it has returned its free memory."""
+    """Per depth: milliseconds of a large round (step_ms or batch_ms) and of a small one (small_ms;
+    not in micro-batches), and each over that at the first depth; max_step_ms: the longest step
+    while the queue was filled and measured; worker_rss_mb: the worker's memory after that, once it
+    has returned its free memory."""
     rows: list[dict[str, Any]] = []
     settings = {"lakequeue.tables_interval_s": "0", "lakequeue.batch_s": str(BATCH_S)}
     reports: list[dict[str, Any]] = []
@@ -53,29 +57,36 @@ def run(depths: list[int], rounds: int, trigger: str, say: Say) -> list[dict[str
             for _ in range(WARM_UP):
                 _round(consumer, producer)
             cost = measure(reports, partial(_round, consumer, producer), rounds)
+            small = None
             if trigger != "micro-batch":
+                small_round = partial(_round, consumer, producer, SMALL)
+                small = _by_steps(reports, small_round, SMALL_ROUNDS * rounds)
                 say("waiting until the worker has returned its free memory")
                 time.sleep(RETURN_EVERY_S + 2 * BATCH_S)
             row = {
-                "trigger": trigger, "depth": depth, key: cost, "worker_rss_mb": largest_worker_mb(),
+                "trigger": trigger, "depth": depth, key: cost, "small_ms": small,
+                "worker_rss_mb": largest_worker_mb(),
                 "max_step_ms": max_step_ms(reports[begun:], trigger),
             }  # fmt: skip
             consumer.close()
             time.sleep(0.5)
             rows.append(row)
-    first = rows[0][key]
-    return [{**r, "over_first": r[key] / first} for r in rows]
+    for name in (key, "small_ms"):
+        first = rows[0][name]
+        for row in rows if first else ():
+            row[f"{name.removesuffix('_ms')}_over_first"] = row[name] / first
+    return rows
 
 
-def _round(consumer: Any, producer: Any) -> None:
-    """Receive and acknowledge 1,000 messages, publish 1,000, and wait until they are stored."""
-    held = [consumer.receive(30) for _ in range(STEP)]
+def _round(consumer: Any, producer: Any, messages: int = STEP) -> None:
+    """Receive and acknowledge messages, publish as many, and wait until they are stored."""
+    held = [consumer.receive(30) for _ in range(messages)]
     if None in held:
         raise LakequeueError("A message is missing: the queue has fewer than it should.")
     for message in held:
         message.ack()
     # With a key each message is a record of its own: the rows of a batch can be counted.
-    sent = [producer.send_async(QUEUE, PAYLOAD, key=b"k") for _ in range(STEP)]
+    sent = [producer.send_async(QUEUE, PAYLOAD, key=b"k") for _ in range(messages)]
     wait_for(lambda: all(f.done() for f in sent), 60, "a round")
 
 

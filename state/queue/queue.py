@@ -201,7 +201,7 @@ class Queue:
             rows = runs.read(segment)
             over = [row for row in rows if row.due <= now]
             rest = [row for row in rows if row.due > now]
-            is_front = segment is runs.segments()[0]
+            is_front = segment.first == runs.first()
             if is_front and (runs is self.later or not self.ready.lanes):
                 self.thaw(runs, segment, rows, [])  # the others are probably due soon, one by one
             else:

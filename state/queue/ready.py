@@ -218,8 +218,12 @@ class Ready:
 
     def _push(self, entries: list[Entry]) -> None:
         heap = self.heap
-        for entry in entries:
-            heappush(heap, entry)
+        if len(entries) > len(heap):  # many have become live
+            heap += entries
+            heap.sort()  # a sorted list is a heap, too
+        else:
+            for entry in entries:
+                heappush(heap, entry)
         if len(heap) > 2 * len(self.live) + _SLACK:
             self._drop_invalid()
         for view in self.views.values():

@@ -13,6 +13,7 @@ import msgspec
 
 from .blocks import Name, block_key
 from .calendar import Calendar
+from .id_set import flip
 from .row import NEVER
 from .store import Store
 
@@ -118,11 +119,9 @@ class BlockTable:
         if info is None:
             return
         dead = info.dead
-        dead.extend(bytes(max((max(indexes) >> 3) + 1 - len(dead), 0)))
-        for index in indexes:
-            at, bit = index >> 3, 1 << (index & 7)
-            assert not dead[at] & bit, f"content {index} of block {number} was released twice"
-            dead[at] |= bit
+        indexes.sort()
+        dead.extend(bytes(max((indexes[-1] >> 3) + 1 - len(dead), 0)))
+        flip(dead, indexes, present=False)
         info.own -= len(indexes)
         self._touch(number)
         where = info

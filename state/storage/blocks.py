@@ -44,12 +44,6 @@ class ContentLocation(msgspec.Struct, array_like=True):
     waiting: int
 
 
-def stored_length(at: Row | ContentLocation) -> int:
-    """The bytes of a content, by its location."""
-    length = at.length + at.header_length
-    return length if at.key_length == NO_KEY else length + at.key_length
-
-
 def joined(content: Content) -> bytes:
     """A content as a block has it."""
     payload, key, headers = content
@@ -84,30 +78,16 @@ def ends_of(head: bytes) -> tuple[int, ...] | None:
 
 
 class Block:
-    """The contents of a block, and the index of each one that came from another block. size: of the
-    page that was read; is_whole: whether that had all bytes."""
+    """A block that grows: its contents, and the index of each one that came from another block."""
 
-    __slots__ = ("contents", "is_whole", "moved", "size")
+    __slots__ = ("contents", "moved")
 
-    def __init__(
-        self, contents: list[bytes], moved: dict[Name, int], size: int = 0, is_whole: bool = True
-    ) -> None:
-        self.contents, self.moved, self.size, self.is_whole = contents, moved, size, is_whole
+    def __init__(self, contents: list[bytes], moved: dict[Name, int]) -> None:
+        self.contents, self.moved = contents, moved
 
-    @classmethod
-    def read(cls, page: bytes) -> Block:
-        """A block from its page. A content with missing bytes is lost: it is shorter, or empty."""
-        count, moved = unpack_from("<II", page)
-        at = _HEAD + 4 * count
-        begin = at + _MOVED * moved
-        ends = [begin, *[begin + end for end in unpack_from(f"<{count}I", page, _HEAD)]]
-        names: dict[Name, int] = {}
-        for _ in range(moved):
-            index, block, there = unpack_from("<IQI", page, at)
-            names[block, there] = index
-            at += _MOVED
-        contents = [page[start:end] for start, end in pairwise(ends)]
-        return cls(contents, names, len(page), ends[-1] == len(page))
+    def content(self, index: int, at: Row | ContentLocation) -> Content | None:
+        """The content at an index; None if it is lost."""
+        return parted(self.contents[index] if 0 <= index < len(self.contents) else b"", at)
 
     def page(self) -> bytes:
         """The block as it is stored."""
@@ -120,16 +100,62 @@ class Block:
         return b"".join(chain(parts, contents))
 
 
+class ReadBlock:
+    """A block that was read. Its contents are cut from the page when they are needed. bounds: the
+    start of each content in the page, and the end of the last one; moved: as in `Block`."""
+
+    __slots__ = ("_bounds", "_page", "moved")
+
+    def __init__(self, page: bytes) -> None:
+        """Raises struct.error if the page lacks a part of its head."""
+        count, moved = unpack_from("<II", page)
+        at = _HEAD + 4 * count
+        begin = at + _MOVED * moved
+        ends = unpack_from(f"<{count}I", page, _HEAD)
+        self._bounds: list[int] = [begin, *[begin + end for end in ends]]
+        self._page = page
+        self.moved: dict[Name, int] = {}
+        for _ in range(moved):
+            index, block, there = unpack_from("<IQI", page, at)
+            self.moved[block, there] = index
+            at += _MOVED
+
+    @property
+    def size(self) -> int:
+        """The bytes of the page."""
+        return len(self._page)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the page has all bytes."""
+        return self._bounds[-1] == len(self._page)
+
+    def all(self) -> list[bytes]:
+        """All contents. One with missing bytes is lost: it is shorter, or empty."""
+        return [self._page[start:end] for start, end in pairwise(self._bounds)]
+
+    def content(self, index: int, at: Row | ContentLocation) -> Content | None:
+        """The content at an index; None if it is lost."""
+        page, bounds = self._page, self._bounds
+        if not 0 <= index < len(bounds) - 1:
+            return parted(b"", at)
+        start, end = bounds[index], bounds[index + 1]
+        if at.key_length == NO_KEY and not at.header_length:  # most often
+            payload = page[start:end]
+            return (payload, None, None) if len(payload) == at.length else None
+        return parted(page[start:end], at)
+
+
 class BlockCache:
     """The blocks that were read last. It affects speed only, so a replay may have others."""
 
     def __init__(self, store: Store, limits: Limits) -> None:
         self._store = store
         self._most = limits.blocks_cached * limits.block_bytes
-        self._blocks: OrderedDict[int, Block] = OrderedDict()
+        self._blocks: OrderedDict[int, ReadBlock] = OrderedDict()
         self._size = 0
 
-    def get(self, number: int) -> Block | None:
+    def get(self, number: int) -> ReadBlock | None:
         """A block, or None if its page is missing or truncated."""
         block = self._blocks.get(number)
         if block is not None:
@@ -141,9 +167,9 @@ class BlockCache:
         except struct.error:  # truncated: its contents are lost
             return None
 
-    def put(self, number: int, page: bytes) -> Block:
+    def put(self, number: int, page: bytes) -> ReadBlock:
         """Cache a block that was read, or that will be read soon."""
-        block = self._blocks[number] = Block.read(page)
+        block = self._blocks[number] = ReadBlock(page)
         self._size += block.size
         while self._size > self._most and len(self._blocks) > 1:
             self._size -= self._blocks.popitem(last=False)[1].size

@@ -55,11 +55,11 @@ class IdSet:
             new = self._counts[number] = old + len(lows)
             self._changed[number] = None
             if isinstance(group, bytearray):
-                _flip(group, lows, present=False)
+                flip(group, lows, present=False)
             elif new > ARRAY_MOST:
                 bitmap = self._groups[number] = bytearray(BITMAP_BYTES)
-                _flip(bitmap, group, present=False)
-                _flip(bitmap, lows, present=False)
+                flip(bitmap, group, present=False)
+                flip(bitmap, lows, present=False)
             elif not group or group[-1] < lows[0]:  # most often: messages get ascending ids
                 group.extend(lows)
             else:
@@ -72,7 +72,7 @@ class IdSet:
             left = self._counts[number] = self._counts[number] - len(lows)
             self._changed[number] = None
             if isinstance(group, bytearray):
-                _flip(group, lows, present=True)
+                flip(group, lows, present=True)
                 if left <= ARRAY_MOST:
                     self._groups[number] = array("H", _bits(group))
             else:
@@ -148,21 +148,21 @@ def _grouped(ids: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
         at = end
 
 
-def _flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
-    """Flip the bits of ascending ids, which must be all present or all absent."""
+def flip(bitmap: bytearray, lows: Sequence[int], present: bool) -> None:
+    """Flip the bits of ascending numbers, which must be all present or all absent."""
     n = len(lows)
     if n >= RUN_LEAST and lows[-1] - lows[0] == n - 1:  # consecutive: one operation
         bits = int.from_bytes(bitmap, "little")
         before = bits.bit_count()
         bits ^= ((1 << n) - 1) << lows[0]
         assert bits.bit_count() == (before - n if present else before + n), (
-            "ids not in the expected state"
+            f"not all of …{lows[0]} to …{lows[-1]} were {'' if present else 'not '}there"
         )
-        bitmap[:] = bits.to_bytes(BITMAP_BYTES, "little")
+        bitmap[:] = bits.to_bytes(len(bitmap), "little")
         return
     for low in lows:
         bit = 1 << (low & 7)
-        assert bool(bitmap[low >> 3] & bit) is present, f"id …{low} is already {not present}"
+        assert bool(bitmap[low >> 3] & bit) is present, f"…{low} is already {not present}"
         bitmap[low >> 3] ^= bit
 
 

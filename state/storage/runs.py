@@ -78,6 +78,7 @@ class Runs:
             self._segments[segment.number] = segment
             self.rows += segment.rows
             self.bytes += segment.bytes
+            group.rows += segment.rows
             self._due.watch(segment.number, segment.due)
 
     def write(self) -> None:
@@ -245,6 +246,7 @@ class Runs:
         self._ids.remove([row.id for row in gone])
         self.rows -= segment.rows - len(rows)
         self.bytes -= segment.bytes
+        segment.group.rows -= segment.rows - len(rows)
         segment.skip = 0
         self._sum_up(segment, rows)
         self.bytes += segment.bytes
@@ -308,6 +310,8 @@ class Runs:
         segment = group.segments.pop(0)
         merge.output.segments.append(segment)
         segment.group = merge.output
+        group.rows -= segment.rows
+        merge.output.rows += segment.rows
 
     def _cut(self, group: Group, head: Segment, rows: list[Row], n: int) -> None:
         """Remove the first rows of a head."""
@@ -319,6 +323,7 @@ class Runs:
         head.skip += n
         head.first = self.by(rest[0])
         head.rows -= n
+        group.rows -= n
         head.bytes -= sum([row.size for row in moved])
         if head.due != NEVER and head.due == min([row.due for row in moved]):
             head.due = min([row.due for row in rest])
@@ -343,6 +348,7 @@ class Runs:
     def _grow(self, tail: Segment, rows: Sequence[Row], looked: list[int]) -> None:
         """Add rows behind those of a segment. It stays in memory, its page is not written yet."""
         self._pages.load(tail).extend(rows)
+        tail.group.rows += len(rows)
         tail.looked = common(tail.looked, looked)
         tail.skip = 0
         self._count_in(tail, rows)
@@ -374,8 +380,7 @@ class Runs:
         for level, groups in chosen:
             self._begin(level, groups)
         for group in self._groups[:]:
-            rows = sum(segment.rows for segment in group.segments)
-            if SPARSE * rows < (len(group.segments) - 1) * self._limits.segment_rows:
+            if SPARSE * group.rows < (len(group.segments) - 1) * self._limits.segment_rows:
                 self._begin(group.level(), [group])
 
     def _begin(self, level: int, groups: list[Group]) -> None:
@@ -411,6 +416,7 @@ class Runs:
         segment = Segment(group, self._next, 0, 0, 0, 0, 0, 0, NEVER, looked)
         self._next += 1
         group.segments.append(segment)
+        group.rows += len(rows)
         self._segments[segment.number] = segment
         self._sum_up(segment, rows)
         return segment
@@ -443,6 +449,7 @@ class Runs:
     def _delete(self, group: Group, segment: Segment) -> None:
         """Delete a segment and its page. Its rows are elsewhere."""
         group.segments.remove(segment)
+        group.rows -= segment.rows
         del self._segments[segment.number]
         self._due.forget(segment.number)
         self._pages.delete(segment)

@@ -101,10 +101,12 @@ class RunsState(msgspec.Struct, array_like=True):
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """Segments in order, which do not overlap. merge: the number of its merge, or 0."""
+    """Segments in order, which do not overlap. merge: the number of its merge, or 0; rows: of all
+    segments, kept by `Runs`, because a deep queue has thousands of segments."""
 
     segments: list[Segment]
     merge: int = 0
+    rows: int = 0
 
     @property
     def last(self) -> int:
@@ -113,7 +115,7 @@ class Group:
 
     def level(self) -> int:
         """Its level, by its number of rows. Each level has four times the rows of the one below."""
-        return sum(segment.rows for segment in self.segments).bit_length() // LEVEL_BITS
+        return self.rows.bit_length() // LEVEL_BITS
 
 
 @dataclass(slots=True, eq=False)

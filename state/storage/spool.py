@@ -22,11 +22,11 @@ from .blocks import (
     BlockCache,
     Content,
     ContentLocation,
+    ReadBlock,
     block_key,
     joined,
     length_of,
     parted,
-    stored_length,
 )  # fmt: skip
 from .match_counts import PAGE_BITS, MatchCounts
 from .ranges import Ranges
@@ -83,7 +83,7 @@ class Spool:
             if block is None:  # its page is missing
                 self._table.close()
             else:
-                self._open = block
+                self._open = Block(block.all(), block.moved)
                 self._cache.forget(state.open_block)
 
     # ------------------------------------------------------------ storing
@@ -162,7 +162,9 @@ class Spool:
                         self._release_from(block, indexes, length)
                     block, indexes, length = at.block, [], 0
                 indexes.append(at.index)
-                length += stored_length(at)
+                length += at.length + at.header_length
+                if at.key_length > 0:
+                    length += at.key_length
                 continue
             content = contents.pop(number, None)
             if content is not None:  # None: it is lost
@@ -209,7 +211,7 @@ class Spool:
         """The `content` of each row. Neighbours in one block cost one look-up of the block."""
         found: list[Content | None] = []
         block = home = 0  # home: the block that has the contents named by `block`
-        stored: Block | None = None  # that one
+        stored: Block | ReadBlock | None = None  # that one
         for row in rows:
             at: Row | ContentLocation = row
             if not row.block:
@@ -223,12 +225,11 @@ class Spool:
                 block = at.block
                 home = self._table.home_of(block)
                 stored = self._open if home == self._table.open else self._cache.get(home)
-            data = b""  # it is lost, unless it is empty
-            if stored is not None:
-                index = at.index if home == block else stored.moved.get((block, at.index), -1)
-                if 0 <= index < len(stored.contents):
-                    data = stored.contents[index]
-            found.append(parted(data, at))
+            if stored is None:
+                found.append(parted(b"", at))  # it is lost, unless it is empty
+                continue
+            index = at.index if home == block else stored.moved.get((block, at.index), -1)
+            found.append(stored.content(index, at))
         return found
 
     # ------------------------------------------------------------ writing to blocks
@@ -237,17 +238,20 @@ class Spool:
         """Append the contents of rows to blocks, and set the rows' locations. live: the rows stay
         live, so their contents are read soon."""
         contents, locations, counts = self._contents, self._locations, self._matches
+        rows = [row for row in rows if not row.block]
+        if not locations and not counts.pages:  # most often: no message is shared
+            given = [(contents.pop(row.stored, None), row) for row in rows]
+            self._append([(one, row) for one, row in given if one is not None], live)  # None: lost
+            return
         found: list[Located] = []
         told: list[Row] = []  # rows of shared messages
         for row in rows:
-            if row.block:
-                continue
-            if not locations or row.stored not in locations:
+            if row.stored not in locations:
                 content = contents.get(row.stored)
                 if content is None:
                     continue  # lost
-                count = counts.get(row.stored) if counts.pages else 1
-                if count == 1:  # most often
+                count = counts.get(row.stored)
+                if count == 1:
                     del contents[row.stored]
                     found.append((content, row))
                     continue
@@ -273,12 +277,17 @@ class Spool:
             number, first = info.number, len(stored)
             for content, at in found[start:] if start else found:
                 payload, key, headers = content
-                at.block, at.index, at.length = number, len(stored), len(payload)
-                at.key_length = NO_KEY if key is None else len(key)
-                at.header_length = 0 if headers is None else len(headers)
-                data = payload if key is None and headers is None else joined(content)
-                stored.append(data)
-                size += len(data)
+                length = len(payload)
+                at.block, at.index, at.length = number, len(stored), length
+                if key is None and headers is None:  # most often
+                    at.key_length, at.header_length = NO_KEY, 0
+                    stored.append(payload)
+                    size += length
+                else:
+                    at.key_length = NO_KEY if key is None else len(key)
+                    at.header_length = 0 if headers is None else len(headers)
+                    stored.append(joined(content))
+                    size += len(stored[-1])
                 if size >= room:
                     break
             start += len(stored) - first
@@ -370,11 +379,11 @@ class Spool:
         self._empty(source, block)
         return True
 
-    def _empty(self, source: BlockInfo, block: Block) -> None:
+    def _empty(self, source: BlockInfo, block: ReadBlock) -> None:
         table = self._table
         target = table.infos[table.open] if table.open else self._begin()
         names = {index: name for name, index in block.moved.items()}
-        for index, data in enumerate(block.contents):
+        for index, data in enumerate(block.all()):
             name = names.get(index, (source.number, index))
             if not table.lives(name):
                 continue

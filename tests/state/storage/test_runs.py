@@ -46,6 +46,7 @@ def check(runs: Runs) -> None:
     assert len(ids) == runs.rows == sum(s.rows for s in segments) == len(runs._ids)
     assert all(runs.has(number) for number in ids)
     for group in runs._all_groups():
+        assert group.rows == sum(segment.rows for segment in group.segments)
         assert all(a.last < b.first for a, b in pairwise(group.segments)), "a group overlaps itself"
     assert runs.segments() == sorted(segments, key=lambda s: s.first)
 
