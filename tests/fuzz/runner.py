@@ -186,7 +186,7 @@ def _settled(receipt: Receipts) -> list[int]:
 
 
 def _read(value: bytes | None) -> dict[str, Any]:
-    """The value if the bytes are a JSON object, otherwise an empty one."""
+    """The JSON object in these bytes; an empty one if there is none."""
     try:
         found = msgspec.json.decode(value or b"")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -42,7 +42,7 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
-def test_R4_acknowledged_messages_come_back_flagged(shop: Shop) -> None:
+def test_R4_acknowledged_messages_come_back_marked_as_replayed(shop: Shop) -> None:
     first = shop.bench.send({"n": 1}, headers={"k": "v"}, key=b"key", priority=7)
     published = shop.bench.connection.now()
     shop.consume()

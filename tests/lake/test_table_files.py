@@ -296,7 +296,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[pa.RecordBatch]:
 def test_a_committed_file_is_complete_on_disk(
     parts: list[pa.RecordBatch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file is complete before its size is read for the last time."""
+    """All of it: the file has its full size when it is synced for the last time."""
     synced: dict[Path, int] = {}
 
     def fsync(file: int) -> None:

@@ -220,7 +220,8 @@ class Queue:
         return sorted(self.entries, key=lambda e: (e.behind, e.is_barrier, -e.rank, e.arrival))
 
     def held_back(self, entry: Entry) -> bool:
-        """O4: another message of the same key is leased, delayed or comes before it."""
+        """O4: another message of the same key is under way (leased, delayed, or delivered before
+        and returned) or, if none is, comes before it."""
         if entry.partition is None:
             return False
         same = [e for e in self.in_order() if e.partition == entry.partition]
@@ -228,9 +229,8 @@ class Queue:
         return (begun or same)[0] is not entry
 
     def active(self) -> list[Entry]:
-        """R5: the first messages of the queue, leased and delayed ones too. Silent: whether the
-        limit, which holds for deliveries, browsing and filters, also holds for acks by id, purges
-        by id, and time."""
+        """R5: the first messages of the queue, leased and delayed ones too. Silent: this limits
+        deliveries, browsing and filters, but not acks by id, purges by id, or time."""
         return self.in_order()[: self.get("target_queue_depth")]
 
     def find(self, message_id: int) -> Entry | None:
@@ -432,7 +432,7 @@ class Model:
             queue.entries.remove(entry)
             queue.counters["replaced"] += 1
 
-    # # Administration
+    # Administration
 
     def meant(self, name: str, where: str | None, ids: list[int] | None) -> list[Entry]:
         """R5: an expression selects among active messages."""
