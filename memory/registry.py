@@ -18,7 +18,7 @@ from ..client.connection import Connection
 from ..client.values import content, text_of, whole
 from ..conf import load
 from ..definitions import Configuration, parse_configuration
-from ..protocol import ConfigError
+from ..protocol import ConfigError, NotConnected
 from ..protocol.bounds import TOPIC_CHARACTERS_MAX, shown
 from ..protocol.signing import Credentials
 from .in_process import MemoryEngine
@@ -38,7 +38,19 @@ class _SharedEngine:
 
 
 _named: dict[str, _SharedEngine] = {}
+_of_parent: set[str] = set()
 _lock = threading.RLock()  # reentrant: a dropped connection may be noticed while it is held
+
+
+def _after_fork() -> None:
+    """A forked child has copies of the engines: both processes would deliver the same messages."""
+    global _lock
+    _lock = threading.RLock()  # another thread may have held it
+    _of_parent.update(_named)
+    _named.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class MemoryConnection(Connection):
@@ -49,7 +61,8 @@ class MemoryConnection(Connection):
         self, engine: MemoryEngine, vpn: str, client_name: str, broker: str | None = None,
         signed_by: Credentials | None = None, name: str = "",
     ) -> None:  # fmt: skip
-        self._release = weakref.finalize(self, _leave, name)  # first: what follows may fail
+        # First, because the rest may fail.
+        self._release = weakref.finalize(self, _leave, name, _named.get(name))
         self._release.atexit = False
         self.engine = engine
         number = engine.broker(broker).home.number
@@ -108,7 +121,8 @@ def open_memory(
     signed_by: Credentials | None = None,
 ) -> MemoryConnection:
     """Connect to the engine with this name, or to a new one. query: of the URL, ``config=FILE`` and
-    ``keep=true``. broker: by name; None for the first."""
+    ``keep=true``. broker: by name; None for the first. Raises ConfigError; NotConnected in a forked
+    child if the parent has the engine."""
     options = parse_qs(query, keep_blank_values=True)
     for key in options:
         if key not in ("config", "keep"):
@@ -121,6 +135,11 @@ def open_memory(
     client_name = client_name or CLIENT_NAME
     if not name:
         return MemoryConnection(_engine(configuration), vpn, client_name, broker, signed_by)
+    if name in _of_parent:
+        raise NotConnected(
+            f"the engine of memory://{name} is in the process that this one was forked from – "
+            "start its own with another name, or use an engine on Kafka"
+        )
     with _lock:
         named = _named.get(name)
         if named is None:
@@ -139,10 +158,9 @@ def _find(name: str) -> MemoryEngine | None:
         return None if named is None else named.engine
 
 
-def _leave(name: str) -> None:
+def _leave(name: str, named: _SharedEngine | None) -> None:
     with _lock:
-        named = _named.get(name)
-        if named is None:  # an engine without a name
+        if named is None or _named.get(name) is not named:  # without a name, or the parent's
             return
         named.users -= 1
         if not named.users and not named.keep:
@@ -159,8 +177,8 @@ def _engine(configuration: Configuration | None) -> MemoryEngine:
 
 
 def _configuration(source: Mapping[str, Any] | str | None) -> Configuration | None:
-    if isinstance(source, str):
+    if source and isinstance(source, str):
         return load(source)
-    if not isinstance(source, Mapping | None):
+    if source == "" or not isinstance(source, Mapping | None):
         raise ConfigError(f"config: {shown(source)} – allowed are a mapping and the path of a file")
     return None if source is None else parse_configuration(dict(source))

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.memory.loopback import MemoryTransport
-from lakequeue.protocol import ConfigError, Timeout
+from lakequeue.protocol import ConfigError, NotConnected, Timeout
 from lakequeue.protocol.commands import Describe
 from lakequeue.state import Limits
 
@@ -45,6 +46,7 @@ def test_an_engine_ends_with_its_last_connection_unless_kept(how: str) -> None:
     [
         ("memory://x?keep=yes", "keep: 'yes' – allowed are true and false"),
         ("memory://?keep=true", "keep: 'true' – allowed are .*, for an engine with a name"),
+        ("memory://x?config=", "config: '' – allowed are a mapping and the path of a file"),
         ("memory://x?kepe=true", "url: 'kepe' – allowed in a memory:// url are 'config' and 'kee"),
         (None, "^url: None – allowed are 'kafka://HOST:PORT' and 'memory://NAME'$"),
         ("", "^url: '' – allowed are 'kafka://HOST:PORT' and 'memory://NAME'$"),
@@ -75,6 +77,27 @@ def test_functions_of_memory_engines_are_refused_elsewhere() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match="works on memory:// only"):
             call()
+
+
+def test_a_forked_child_cannot_use_the_parents_engine() -> None:
+    """Two copies of an engine would deliver the same messages. The parent keeps its own."""
+    with lakequeue.connect("memory://forked") as parent:
+        if (child := os.fork()) == 0:
+            try:
+                with pytest.raises(
+                    NotConnected, match=r"^the engine of memory://forked is in the "
+                ):
+                    lakequeue.connect("memory://forked")
+                with lakequeue.connect("memory://of-the-child") as own:
+                    own.admin().define(ORDERS)
+                    parent.close()
+                    assert [q["name"] for q in own.admin().queues()] == ["orders"]
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        with lakequeue.connect("memory://forked") as other:
+            assert other.engine is parent.engine
 
 
 def test_R6_long_answers_are_complete() -> None:
