@@ -35,7 +35,7 @@ class Died(Exception):
 
 
 class Checkpoint:
-    """The survivors of a job: Spark's two logs and the table, batch by batch."""
+    """What a job leaves behind when it dies: Spark's two logs and the table, batch by batch."""
 
     def __init__(self) -> None:
         self.offsets: list[str] = []

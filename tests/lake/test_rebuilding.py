@@ -364,10 +364,10 @@ def test_R3_M4_a_removed_broker_is_not_rebuilt_even_without_the_homes_record(
     assert (a.broker, a.step, a.notes) == ("a", 9, [])
 
 
-def test_R1_a_brokers_number_is_read_from_its_snapshots_without_the_homes_record(
+def test_R1_a_brokers_number_is_read_from_snapshots_without_the_homes_record(
     tmp_path: Path,
 ) -> None:
-    """The ids of its messages begin with the number."""
+    """The ids of a broker's messages begin with this number; the home's record comes first."""
     lake = duckdb.connect()
     lake.execute("CREATE TABLE snapshots (broker TEXT, page TEXT, value BLOB)")
     lake.execute("CREATE TABLE commands (command TEXT, value BLOB, time TIMESTAMP)")
