@@ -59,8 +59,8 @@ def hear_entries(
 
 def enter_only(broker: Broker, facts: MeshFacts, message: Entries) -> None:
     """Enter changes that could not be applied because of an error; nothing else has changed. The
-    directory is the same at all brokers, and what is about its edition need not wait. A queue that
-    is hosted here is as before, until it is defined again."""
+    directory is the same at all brokers, and messages about its edition need not wait. A queue that
+    is hosted here is as before, until it is defined again; one that is to move here stays."""
     set_brokers(broker, facts, message.brokers, message.groups)
     for one in message.entries:
         entries = facts.entries.setdefault(one.vpn, {})
@@ -68,11 +68,12 @@ def enter_only(broker: Broker, facts: MeshFacts, message: Entries) -> None:
             entries.pop(one.queue, None)
         else:
             with suppress(msgspec.DecodeError):  # it may be what failed
-                entries[one.queue] = _entry.decode(one.entry)
+                entries[one.queue] = entry = _entry.decode(one.entry)
+                moves.decline(broker, facts, one.vpn, one.queue, entry)
     topic = message.topic
-    entry = None if topic is None else entry_of(facts, topic.vpn, topic.queue)
-    if topic is not None and entry is not None:
-        _enter_topic(entry, topic)
+    changed = None if topic is None else entry_of(facts, topic.vpn, topic.queue)
+    if topic is not None and changed is not None:
+        _enter_topic(changed, topic)
     facts.edition, facts.directory_changed = message.edition, True
     forget_found(broker)
 

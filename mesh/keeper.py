@@ -125,9 +125,12 @@ class Keeper:
         return LATER
 
     def moved(self, sender: int, message: HasMoved) -> None:
-        """Finish a move: the queue is at its new host, or has stayed."""
+        """Finish a move: the queue is at its new host, or has stayed. Both hosts may have ended
+        it."""
         facts = self._facts
-        entry = facts.entries[message.vpn][message.queue]
+        entry = entry_of(facts, message.vpn, message.queue)
+        if entry is None or entry.moves_to is None or entry.move != message.move:
+            return
         reply = facts.moves.pop(key_of(message.vpn, message.queue))
         hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)

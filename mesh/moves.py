@@ -93,6 +93,16 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
 
 
+def decline(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """Call off a queue's move to this broker, which failed to prepare for it."""
+    own = broker.header
+    if entry.moves_to != own.number or key_of(vpn, name) in facts.arriving:
+        return
+    if broker.find(vpn, name) is None:
+        why = f"queue {name!r}: stays, broker {own.name!r} cannot take it, see its log"
+        _end_move(broker, facts, vpn, name, entry, why)
+
+
 def enter_in_place(broker: Broker, queue: Queue, row: Row) -> None:
     """Put a message into an arriving queue, at the position that it had (see `change.enter`)."""
     header = queue.header
@@ -154,8 +164,8 @@ def stay(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) ->
 def _end_move(
     broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry, why: str
 ) -> None:
-    """End a move that has not begun, once: neither the other broker, which may be ready later, nor
-    a call-back can end it again."""
+    """End a move that has not begun. Neither the other broker, which may be ready later, nor a
+    call-back can end it again here."""
     entry.moves_to, facts.directory_changed = None, True
     _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.mesh import handover, moves, stand_ins
+from lakequeue.mesh import directory, handover, moves, stand_ins
 from lakequeue.mesh.facts import load_facts
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
@@ -288,6 +288,30 @@ def test_M5_a_message_that_fails_at_the_new_host_dies_and_the_queue_moves(
     counters = mesh.whole("q")["counters"]
     assert counters["expired"] == counters["discarded"] == 2
     assert mesh.found("c") == [n for n in range(12) if n not in (5, 7)]
+
+
+def test_M5_a_queue_stays_if_its_new_host_cannot_prepare_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The caller gets an answer, and the queue can move elsewhere, and there later."""
+    mesh = Filled(monkeypatch)
+    apply_entry = directory.apply_entry
+
+    def fails(broker: Any, *rest: Any) -> None:
+        if broker.header.name == "c" and rest[-1].moves_to == broker.header.number:
+            raise RuntimeError("a bug")
+        apply_entry(broker, *rest)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(directory, "apply_entry", fails)
+        with pytest.raises(LakequeueError, match=r"^queue 'q': stays, broker 'c' cannot take it"):
+            mesh.admin.move_queue("q", "c")
+        assert mesh.where()["q"] == "b"
+        mesh.admin.move_queue("q", "a")
+        assert mesh.where()["q"] == "a"
+    mesh.admin.move_queue("q", "c")
+    assert mesh.where()["q"] == "c"
+    assert mesh.found("c") == list(range(12))
 
 
 def test_M5_a_home_stopped_by_an_earlier_version_during_a_move_continues(
