@@ -128,10 +128,10 @@ class Keeper:
         """Finish a move: the queue is at its new host, or has stayed. Both hosts may have ended
         it."""
         facts = self._facts
-        entry = entry_of(facts, message.vpn, message.queue)
-        if entry is None or entry.moves_to is None or entry.move != message.move:
+        key, entry = key_of(message.vpn, message.queue), entry_of(facts, message.vpn, message.queue)
+        if entry is None or entry.move != message.move or key not in facts.moves:
             return
-        reply = facts.moves.pop(key_of(message.vpn, message.queue))
+        reply = facts.moves.pop(key)
         hosts = entry.hosts if message.error else [sender]
         there = msgspec.structs.replace(entry, hosts=hosts, moves_to=None)
         self._change(message.vpn, message.queue, there, None)

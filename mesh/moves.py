@@ -176,11 +176,11 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     key, entry, queue = key_of(vpn, name), entry_of(facts, vpn, name), broker.find(vpn, name)
     if entry is None or (entry.move, entry.moves_to) != (message.move, sender):
         return  # it was deleted or called back
-    if queue is None or key in facts.leaving:
+    if key in facts.leaving:
         return
     peer = facts.peers[sender]
     why = _obstacle(queue, peer.name, message.room)
-    if why:
+    if queue is None or why:
         _end_move(broker, facts, vpn, name, entry, why)
         return
     facts.leaving[key] = sender
@@ -190,8 +190,10 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     begin(broker, queue, c.MoveQueue(queue=name, broker=peer.name), bounded=False)
 
 
-def _obstacle(queue: Queue, to: str, room: int) -> str:
-    """Why a queue cannot move; empty if it can."""
+def _obstacle(queue: Queue | None, to: str, room: int) -> str:
+    """Why a queue cannot move; empty if it can. None: its broker failed to make it."""
+    if queue is None:
+        return "the queue could not be made where it is, see the broker's log; define it again"
     header, name = queue.header, queue.definition.name
     if header.faulted:
         return f"queue {name!r}: failed ({header.faulted}); define it again"

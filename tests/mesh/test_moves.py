@@ -314,6 +314,27 @@ def test_M5_a_queue_stays_if_its_new_host_cannot_prepare_for_it(
     assert mesh.found("c") == list(range(12))
 
 
+def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mesh = Mesh()
+    apply_entry = directory.apply_entry
+
+    def fails(broker: Any, facts: Any, bridges: Any, vpn: str, name: str, entry: Any) -> None:
+        if broker.header.name == "b" and entry.definition.max_message_size == 77:
+            raise RuntimeError("a bug")
+        apply_entry(broker, facts, bridges, vpn, name, entry)
+
+    monkeypatch.setattr(directory, "apply_entry", fails)
+    mesh.admin.define(local("q", "b", max_message_size=77))
+    with pytest.raises(LakequeueError, match="could not be made where it is"):
+        mesh.admin.move_queue("q", "c")
+    mesh.admin.define(local("q", "b", max_message_size=78))
+    mesh.send("a", "q", 5)
+    mesh.admin.move_queue("q", "c")
+    assert (mesh.where()["q"], numbers(mesh.admin.browse("q"))) == ("c", [5])
+
+
 def test_M5_a_home_stopped_by_an_earlier_version_during_a_move_continues(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
