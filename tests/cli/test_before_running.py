@@ -135,6 +135,6 @@ def test_a_second_home_on_a_running_engines_kafka_is_refused(
     about.write_text(json.dumps({"epoch": 17}))  # a failed start, for example when a port was taken
     with pytest.raises(EnvironmentFault, match=said + "is a new home"):
         check_alone("kafka:9092", tmp_path, configuration)
-    # its locks report it
+    # The home has run before: its locks show whether an engine runs.
     about.write_text(json.dumps({"checkpoints": {"checkpoint/broker-0": "b0"}}))
     check_alone("kafka:9092", tmp_path, configuration)

@@ -41,7 +41,7 @@ def engine() -> Iterator[Engine]:
 
 
 def options_of(kind: type[click.ParamType]) -> Iterator[tuple[str, ...]]:
-    """Every command, with each of its options of this numeric type."""
+    """Every command, with each of its options of this type."""
     top = click.Context(main)
     commands = {(name,): main.get_command(top, name) for name in COMMANDS}
     bench = commands[("bench",)]

@@ -40,7 +40,7 @@ def left(status: int, depth: int, acknowledged: int = 0, attempts: int = 0) -> d
 
 
 def wait_until_written(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the pipe has data, and the writer has had time to count it as read."""
+    """Wait until the pipe has data, and the writer has had time to count it wrongly as read."""
     assert process.stdout is not None
     deadline = time.monotonic() + 90
     while fcntl.ioctl(process.stdout, termios.FIONREAD, bytes(4)) == bytes(4):
@@ -85,7 +85,7 @@ def test_consume_ends_with_its_reader_although_no_message_comes() -> None:
 def test_l1_messages_read_before_the_reader_exits_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It reads and exits between the check of unread bytes and the check for readers."""
+    """The reader reads and exits between the check of unread bytes and the check for readers."""
     there, here = os.pipe()
     looks = iter((2, 0))
 

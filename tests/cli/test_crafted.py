@@ -121,10 +121,11 @@ def test_no_cell_of_an_export_is_a_formula(home: Path) -> None:
     assert {"'=HYPERLINK(0,1)", "'+1+1", "'@SUM(A1)", "'-2+3"} <= found
     assert {row[4] for row in rows[1:]} == {"-1"}  # numbers stay numbers
     assert {row[5] for row in rows[1:]} == {"-0.5"}
+    # Programs get the unchanged text.
     told = [json.loads(line) for line in asked(home, "sql", query, "--json").splitlines()]
     assert {"=HYPERLINK(0,1)", "-2+3"} <= {row["reason"] or row["queue"] for row in told} | {
         row["queue"] for row in told
-    }  # programs get the unchanged text
+    }
 
 
 def test_tables_and_traces_are_escaped(home: Path) -> None:

@@ -34,7 +34,7 @@ def test_accept_other_kafka_is_a_setting() -> None:
     assert EngineSettings(engine_settings((), None, accept=True)).accepts_other_kafka
 
 
-def test_two_triggers_are_refused() -> None:
+def test_two_different_triggers_are_refused() -> None:
     both = ("lakequeue.trigger=real-time",)
     assert engine_settings(both, "real-time") == {"lakequeue.trigger": "real-time"}
     with pytest.raises(click.UsageError, match="--trigger micro-batch and --set"):

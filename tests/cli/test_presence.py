@@ -71,7 +71,7 @@ def test_doctor_fails_only_for_what_should_run(
 
 
 def test_doctor_names_an_unreadable_configuration(tmp_path: Path) -> None:
-    """It also lists the checks that were skipped for that reason."""
+    """It does not silently leave out the checks that need one."""
     file = tmp_path / "queues.yaml"
     found, status = row("configuration", "--config", str(file), "--master", "local[4]")
     assert (found["ok"], status) == (False, 1)

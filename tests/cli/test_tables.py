@@ -103,7 +103,7 @@ def test_R1_tables_of_a_running_engine_are_not_repaired(
     assert run("tables", "--repair", "--home", str(home)).exit_code == 0
 
 
-def test_commands_that_change_tables_ignore_the_environment(
+def test_no_environment_variable_makes_the_tables_command_repair(
     bench: RecordedBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = bench.recorded.write(tmp_path)

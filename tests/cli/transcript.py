@@ -15,7 +15,7 @@ same engine. In expected output, `…` stands for any text within a line, and al
     ? 2                               its exit status (default: 0)
     defined orders max_backlog=7      these keys of the queue's definition
     nothing home                      there is no such file or folder
-    tables                            writes the tables of the home `home`
+    tables                            writes the history so far as the tables of the home `home`
     lose messages                     deletes the files of a table
 """
 
@@ -149,7 +149,8 @@ def pattern_of(text: str) -> str:
 
 
 def narrowed(found: Any, wanted: Any) -> Any:
-    """Reduce a found value to the wanted keys, and texts to what `…` leaves open."""
+    """A found value, in objects only with the wanted keys, and with the wanted text in place of one
+    that matches it."""
     if isinstance(found, str) and isinstance(wanted, str):
         return wanted if re.fullmatch(pattern_of(wanted), found) else found
     if isinstance(found, dict) and isinstance(wanted, dict) and wanted:

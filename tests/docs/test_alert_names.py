@@ -25,7 +25,8 @@ NO_ALERTS = {"bridge_cleared"}  # H3: a blocked bridge continues; nothing fills 
 
 
 def calls(file: Path) -> Iterator[tuple[str, ast.Call, str]]:
-    """Each call of a file: its function, itself, and the called function."""
+    """Each call of a file: the enclosing function, the call, and the name of the called
+    function."""
     for function in ast.walk(ast.parse(file.read_text())):
         if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
@@ -35,7 +36,7 @@ def calls(file: Path) -> Iterator[tuple[str, ast.Call, str]]:
 
 
 def strings(node: ast.AST) -> set[str]:
-    """All literal strings below a node except those that are looked up or compared."""
+    """All literal strings below a node except those in comparisons."""
     own = {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
     below = () if isinstance(node, ast.Compare) else ast.iter_child_nodes(node)
     return own.union(*map(strings, below))

@@ -165,8 +165,8 @@ class Place:
         )  # fmt: skip
 
     def run_for_a_while(self, text: str) -> Done:
-        """Run an endless command: it gets Ctrl-C a moment after its first output, or once its
-        screen no longer changes."""
+        """Run an endless command: it gets Ctrl-C a moment after its first output, or when it has
+        printed nothing for `ENDLESS_S`."""
         process = subprocess.Popen(
             ["bash", "-c", f"exec {text}"], cwd=self.folder, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -211,7 +211,7 @@ def publish(place: Place) -> None:
 def test_commands_run_as_printed(place: Place, pages: list[str]) -> None:
     publish(place)
     for page in pages:
-        print(page)  # names the command that failed
+        print(page)  # shown if one of its commands fails
         if page in (SQL_PAGE, TRACE_PAGE):
             wait_for_events(place, {"spooled"}, "1")
         if page == TRAVEL_PAGE:
@@ -308,8 +308,8 @@ def wait_for_steps(place: Place) -> None:
 
 
 def wait_for_events(place: Place, wanted: set[str], number: str = "") -> None:
-    """Wait until the table has these events and the wanted rows of the message, by default 17's
-    end."""
+    """Wait until the table has these events, and that the message of this number was spooled; by
+    default, that message 17 was acknowledged."""
     one = (number, "spooled") if number else ("17", "acknowledged")
 
     def are_there() -> bool:

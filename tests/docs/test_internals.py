@@ -37,8 +37,8 @@ NAME_OF = {ast.FunctionDef: "name", ast.ClassDef: "name", ast.alias: "name", ast
 
 
 def collect(node: ast.AST, owners: list[set[str]], found: dict[str, set[str]]) -> None:
-    """Add each name in a piece of code, as itself and as on the wire, to its module and its
-    classes."""
+    """Add each name in a piece of code, also those in strings (words on the wire), to its module
+    and its classes."""
     if isinstance(node, ast.ClassDef):
         owners = [*owners, found.setdefault(node.name, set())]
     name = getattr(node, NAME_OF.get(type(node), "value"), None)

@@ -130,7 +130,9 @@ def test_the_plain_example_leaves_messages_of_others(
     assert (left.state, left.payload) == ("ready", b'{"mine": true}')
 
 
-def test_an_unknown_queue(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plain_example_reports_an_unknown_queue(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run() == 1
     assert "there is no such queue" in capsys.readouterr().err
 

@@ -13,11 +13,11 @@ from lakequeue.streaming.loop.realtime import ENVIRONMENT
 
 SEED = 7
 BROKERS = ("a", "b")
-BACK_S_MAX = 180.0  # the interval of progress lines
+BACK_S_MAX = 180.0  # only a limit; how long it really took is printed
 
 
 def traffics(url: str, *brokers: str, per_second: float = 5) -> dict[str, Traffic]:
-    """Traffic on the queues of these brokers, each separate."""
+    """Traffic on the queue of each of these brokers, through that broker."""
     return {
         broker: Traffic(url, SEED + i, f"orders-{broker}", broker, per_second=per_second)
         for i, broker in enumerate(brokers)

@@ -46,7 +46,7 @@ TRACED = 20
 TABLES_S = 90.0  # they lag by a few seconds
 LATER = FAILING = 0.05  # the shares of tasks with a countdown, and of those that fail at first
 CONFIG = "queues: []\n"
-NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # the results are never read
+NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # nothing here queries it
 _WHERE = "j.topic = m.topic AND j.partition = m.partition AND j.offset = m.offset"
 _MESSAGES = f"""
 SELECT j.message_id, m.payload FROM journal AS j JOIN messages AS m ON {_WHERE} AND j.item = m.item
@@ -89,7 +89,7 @@ class Application:
 
 
 def stop(workers: list[subprocess.Popen[bytes]]) -> None:
-    """Stop the workers warmly."""
+    """Stop the workers with Celery's warm shutdown."""
     for process in workers:
         if process.poll() is None:
             process.terminate()
@@ -125,8 +125,8 @@ def killed_and_started(engine: UpProcess) -> UpProcess:
 
 @dataclass
 class Day:
-    """outage: in the middle of the day; returns the engine that serves from then on, at the same
-    address. chance: draws the tasks and the deaths. Its figures are in `told` in the end."""
+    """outage: called in the middle of the day; returns the engine that serves from then on, at the
+    same address. chance: draws the tasks and the deaths. At the end the figures are in `told`."""
 
     folder: Path
     engine: UpProcess
@@ -228,7 +228,7 @@ class Day:
         self.running.append(self.application.start(*options))
 
     def _kill_one(self) -> None:
-        """Kill in turn a whole living worker, and one process of its pool."""
+        """Kill a living worker as a whole, and the next time one process of its pool."""
         living = [worker for worker in self.running if worker.poll() is None]
         victim = self.chance.choice(living)
         self._kills += 1
@@ -270,7 +270,7 @@ class Day:
         for (n, retries), how in begun.items():
             # A repeated task sends its retry again, which is a new message for the broker.
             allowed = begun[n, retries - 1].total() if retries else 1
-            assert how["first"] <= allowed, f"task {n} began again and was not told: {how}"
+            assert how["first"] <= allowed, f"task {n} began again without `redelivered`: {how}"
         self.again = {n for (n, _), how in begun.items() if how["again"]}
         self.told |= {
             "tasks": len(done),
@@ -288,7 +288,8 @@ class Day:
         self.told["explained by trace"] = len(wanted)
 
         def unexplained() -> dict[int, list[list[str]]]:
-            """unexplained: tasks that the last call left. A trace is slow."""
+            """The tasks without a whole history yet. Each call checks only those that the last one
+            left, because a trace is slow."""
             lake = open_lake(self.engine.home)
             lives: dict[int, list[list[str]]] = {n: [] for n in wanted.values()}
             for message_id, payload in lake.execute(_MESSAGES).fetchall():

@@ -1,8 +1,8 @@
-"""The real job for the tests: one Kafka broker and one engine for all of them. At last the same
-Java serves another home, in micro-batches.
+"""The real job for the tests: one Kafka broker and one engine for all of them. Then the same Java
+serves another home, in micro-batches.
 
-Only what must see the engine die, or needs other settings, starts an engine of its own, as a
-process (`processes.py`).
+Only tests in which the engine dies, or which need other settings, start an engine of their own, as
+a process (`processes.py`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from lakequeue.streaming import EmbeddedKafka, Engine, java
 from lakequeue.streaming.engine_settings import MICRO_BATCH, REAL_TIME
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
-BATCH_S = 8.0  # what the driver hears comes with the end of a batch, which costs half a second
-# Java's archive, where there is none. By default it is made later and humbly; here a dozen engines
-# begin in the next minutes, and it saves each a third of its start.
+BATCH_S = 8.0  # the driver gets reports at the end of a batch; each batch costs half a second
+# When to make the archive of Java's classes, if it is missing. By default it is made later, with
+# the lowest priority; here a dozen engines start in the next minutes, and it saves each of them a
+# third of its start.
 ARCHIVE_S = 25.0
 java._LOWEST_PRIORITY = 'exec "$@"'
 ENGINE = pytest.StashKey[contextlib.ExitStack]()
@@ -64,7 +65,7 @@ class Job:
 
     @property
     def query(self) -> Any:
-        """The one broker's."""
+        """The query of the only broker."""
         (broker,) = self.engine.brokers.values()
         return broker.query
 
@@ -72,7 +73,7 @@ class Job:
         return lakequeue.connect(self.url, client_name=name)
 
     def start(self, home: Path, trigger: str = REAL_TIME) -> None:
-        """Serve this home. Spark's Java is this process's, and warm the second time."""
+        """Serve this home. Spark's Java belongs to this process, and is warm the second time."""
         settings = {
             "lakequeue.ui_port": "0", "lakequeue.tables_interval_s": "6",
             "lakequeue.history_interval_s": "12", "lakequeue.snapshots_interval_s": "24",
@@ -85,7 +86,7 @@ class Job:
         self._supervisor.start()
 
     def watch(self, engine: Engine) -> None:
-        """The engine's supervisor; what it raises fails the session at its end."""
+        """The engine's supervisor; an exception in it fails the session at its end."""
         try:
             engine.wait()
         except BaseException as error:
@@ -98,7 +99,7 @@ class Job:
 
 
 def configuration() -> Configuration:
-    """Every queue of every test, so that none of them makes the engine restart its query."""
+    """The queues of all tests: a queue defined later could make the engine restart its query."""
     scenarios = [
         {"name": queue_name(rule, queue), "message_type": "json"}
         for rule, scenario in chosen().items()
@@ -109,7 +110,7 @@ def configuration() -> Configuration:
 
 @contextlib.contextmanager
 def serving(job: Job, folder: Path, trigger: str) -> Iterator[None]:
-    """A new home, on a Kafka of its own."""
+    """Serve a new home, on a Kafka of its own."""
     with EmbeddedKafka(folder / "kafka") as job.kafka:
         ensure_topics(job.kafka.bootstrap_servers, [], WRITTEN_PLAINLY)
         try:
@@ -122,7 +123,8 @@ def serving(job: Job, folder: Path, trigger: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
-    """The engine, started once. Others that are started later start faster."""
+    """The engine, started once. It also makes the archives with which later engines start
+    faster."""
     job = Job()
     with contextlib.ExitStack() as engine:
         request.config.stash[ENGINE] = engine
@@ -143,8 +145,8 @@ def micro_batches(
 
 
 def _turn(item: pytest.Item) -> int:
-    """First what has the engine as it is; then what leaves it another home, and what has the other
-    trigger; last what has another engine, or none."""
+    """The order of tests: first those that leave the shared engine's home in place (0), then those
+    that change it (1), those with the other trigger (2), and those without that engine (3)."""
     names = getattr(item, "fixturenames", ())
     if "job" not in names:
         return 3
@@ -153,7 +155,7 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order them, and find the last one that has the engine."""
+    """Order the tests, and mark the last one that uses the shared engine."""
     items.sort(key=_turn)
     for item in [item for item in items if _turn(item) < 3][-1:]:
         item.stash[LAST] = True
@@ -161,14 +163,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """Behind it the engine ends. Left alone it would take a third of a core, or more, from the
-    engines that all later tests start."""
+    """Stop the shared engine after its last test. An idle engine would take a third of a core, or
+    more, from the engines that later tests start."""
     if LAST in item.stash and ENGINE in item.config.stash:
         item.config.stash[ENGINE].close()
 
 
 @pytest.fixture
 def connection(job: Job) -> Iterator[lakequeue.Connection]:
-    """A connection of this test's own."""
+    """A connection for this test only."""
     with job.connect() as connection:
         yield connection

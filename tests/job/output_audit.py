@@ -90,7 +90,8 @@ def _whole_log(kafka: dict[str, Any], topic: str) -> list[tuple[int, StepRecord]
 def _log_and_wire(
     bootstrap: str, vpn: str
 ) -> tuple[list[tuple[int, StepRecord]], dict[str, list[Any]]]:
-    """The log, and the outputs at that time: the end of a connection may arrive late."""
+    """The whole log, and the outputs of the same time. Both are read again if the log has grown
+    meanwhile: the end of a connection may arrive late."""
     kafka, log = kafka_client(bootstrap, "judge"), topics.topic("broker-0", topics.STEPS)
     deadline = time.monotonic() + QUIET_S_MAX
     while True:
@@ -147,19 +148,19 @@ def judge_what_was_said(bootstrap: str, home: Path, vpn: str = "default") -> dic
             heard[m.partition()].append((m.key(), m.value(), tuple(m.headers() or ())))
             records += 1
         for partition, said in heard.items():
-            # Records without a partition are of one partition: these topics have one then.
+            # Records that name no partition are of a topic with only one.
             free = due.pop((topic, None), []) if len(heard) == 1 else []
             _compare(f"{topic} [{partition}]", said, due.pop((topic, partition), free))
     _compare_newest(bootstrap, topics.topic(vpn, topics.DIRECTORY), due)
-    assert not due, f"said nowhere: {list(due)}"
+    assert not due, f"never written: {list(due)}"
     return {"steps": steps, "records": records, "again": records - len(wanted)}
 
 
 def _compare_newest(
     bootstrap: str, topic: str, due: dict[tuple[str, int | None], list[Said]]
 ) -> None:
-    """A compacted topic, to which the engine writes records of brokers beside the steps: the newest
-    record of each of their keys."""
+    """Compare the newest record of each key that the steps wrote. The topic is compacted, and the
+    engine writes records of brokers there, too, which are not outputs of steps."""
     wanted = {key: value for key, value, _ in due.pop((topic, 0), [])}
     heard = {m.key(): m.value() for m in on_the_wire(bootstrap, topic, 1) if m.key() in wanted}
     assert heard == wanted, f"{topic}: the newest of each key"

@@ -147,7 +147,8 @@ class UpProcess(EngineProcess):
 
 
 def loop_workers(engine: EngineProcess | Iterable[psutil.Process]) -> list[psutil.Process]:
-    """The Python workers of the brokers' queries: children of the daemon with its name."""
+    """The Python workers of the brokers' queries: children of a daemon whose environment names the
+    broker."""
     found = []
     for process in engine.family() if isinstance(engine, EngineProcess) else engine:
         with contextlib.suppress(psutil.Error, OSError):

@@ -49,7 +49,7 @@ class SecuredKafka(EmbeddedKafka):
 
     @property
     def certificate(self) -> Path:
-        """A certificate of its own, with its own authority."""
+        """Its self-signed certificate, which is also that of the authority."""
         return self.home / "certificate.pem"
 
     def _port_of(self, name: str) -> int:
@@ -96,7 +96,7 @@ class SecuredKafka(EmbeddedKafka):
         file.write_text(text)
 
     def add_user(self, user: str = USER) -> None:
-        """For SCRAM; PLAIN's users are in the properties."""
+        """Add a user for SCRAM; PLAIN's are in the properties."""
         info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
         wanted = UserScramCredentialUpsertion(user, info, PASSWORD.encode())
         admin = self._admin()  # it answers as long as it is held
@@ -165,8 +165,8 @@ def one_message(url: str, vpn: str) -> str:
 
 
 def nothing_beyond_its_vpn(kafka: SecuredKafka) -> None:
-    """Kafka lets a client of VPN `left` neither read nor write topics of another VPN, or a
-    broker's."""
+    """Kafka denies a client of VPN `left` the topics of another VPN and of brokers, and writing to
+    those topics of its own VPN that only the engine writes."""
     settings = {"bootstrap.servers": kafka.encrypted, **kafka_settings()}
     refusals: dict[str, int] = {}
     producer = Producer(settings)

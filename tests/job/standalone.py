@@ -75,8 +75,9 @@ class Standalone:
             "SPARK_HOME": str(SPARK),
             "SPARK_LOCAL_IP": address,
             MARK: self.master,
+            # otherwise Spark looks for a build tree
             "SPARK_SCALA_VERSION": "2.13",
-        }  # otherwise it looks for a build tree
+        }
         with self._log.open("ab") as log, host() if host else contextlib.nullcontext():
             return subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, process_group=0,

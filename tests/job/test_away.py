@@ -192,8 +192,10 @@ def payloads(tables: Path) -> Counter[str]:
     return Counter(payload.decode() for payload in rows)
 
 
-def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Connection) -> None:
-    """R1: queues continue, the operator is told, and the missed rows are written, once."""
+def test_R1_rows_missed_on_a_full_disk_are_written_once(
+    place: Place, connection: lakequeue.Connection
+) -> None:
+    """Queues continue, the operator is told, and the tables get the rows later."""
     admin, sent = connection.admin(), list[str]()
 
     def events() -> set[str]:
@@ -236,7 +238,7 @@ def test_the_disk_of_the_tables_is_full(place: Place, connection: lakequeue.Conn
     place.freed, place.stored = freed, stored()
 
 
-def test_kafka_is_frozen(place: Place) -> None:
+def test_traffic_continues_after_kafka_was_frozen(place: Place) -> None:
     kafka = place.engine.kafka()
     assert kafka is not None
     traffic = place.traffic(SEED)
@@ -293,9 +295,9 @@ def newest(folder: Path, suffix: str = "") -> Path:
 
 
 def spoil(home: Path) -> str:
-    """A power loss destroys the newest batch of the checkpoint, and the newest version of a table
-    with the checksum that Delta writes after each tenth; a clean-up removes a file of another
-    table."""
+    """Damage a home as a power loss does: the newest batch of the checkpoint, and the newest
+    version of a table, with the checkpoint that Delta writes after each tenth. And, as a clean-up
+    does, remove a file of another table; returns that file's name."""
     checkpoint, tables = home / "checkpoint" / "broker-0", home / "tables"
     newest(checkpoint / "commits").write_bytes(b"")
     (home / "tables-checkpoint" / "metadata").write_bytes(b"")
@@ -315,7 +317,7 @@ def in_journal(tables: Path, event: str) -> Counter[str]:
 
 
 def upkeep_was_beside_writers(place: Place) -> None:
-    """By then it was due, and all rows of the table are still there, once."""
+    """Upkeep has run, and all rows that the table had before are still there, once."""
     until(lambda: (place.tables / MARK).stat().st_mtime > place.freed, 150, "upkeep")
     found = payloads(place.tables)
     assert {payload: found[payload] for payload in place.stored} == place.stored
@@ -342,8 +344,8 @@ def command(start: str) -> str:
 
 
 def start_backup(place: Place) -> None:
-    """On another disk, as on the page; the original home is gone. The driver died before it learned
-    of the topic "extra", so to speak, and the disk is damaged."""
+    """Start a backup on another disk, as on the page; the original home is deleted. The home is as
+    if the driver had died before it learned of the topic "extra", and its files are damaged."""
     home, disk = place.engine.home, place.folder / "another disk"
     (home / "captured.json").unlink()
     shell(command("tar -cSzf"), place.folder)
@@ -363,8 +365,8 @@ def start_backup(place: Place) -> None:
 
 
 def capture_and_keep(place: Place, connection: lakequeue.Connection) -> int:
-    """A queue captures a topic that is created after it; of another queue's five messages one is
-    left, with this id."""
+    """A queue captures a topic that is created after it; of another queue's five messages only the
+    last is left. Returns its id."""
     admin, producer = connection.admin(), connection.producer()
     admin.define({"name": "plain", "message_type": "text", "underlying_topic": "extra"})
     ensure_topics(place.engine.bootstrap, [], ["extra"])
@@ -401,7 +403,7 @@ def what_was_kept_comes(place: Place, connection: lakequeue.Connection, last: in
     assert int(message.id) > last
 
 
-def test_R1_a_deep_queue_survives_its_worker_and_a_damaged_backup(
+def test_R1_a_deep_queue_survives_a_killed_worker_and_a_damaged_backup(
     place: Place, connection: lakequeue.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Traffic continues over a kill of the worker, and of the driver, after which all other
@@ -478,7 +480,7 @@ def test_a_hanging_worker_is_restarted(place: Place, connection: lakequeue.Conne
     finally:
         let_end(worker)  # if it was not killed
     drain(traffic)
-    until(lambda: java_yields(place.engine), 90, "Java yields to who steps, from a mark on")
+    until(lambda: java_yields(place.engine), 90, "Java has a lower priority than the worker")
     assert place.said("broker 'broker-0' hangs")
     assert "broker_stuck" in [e["event"] for e in connection.admin().events()]
-    until(lambda: connection.admin().brokers()[0]["state"] == "running", 60, "it is said to run")
+    until(lambda: connection.admin().brokers()[0]["state"] == "running", 60, "it is running")

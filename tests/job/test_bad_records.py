@@ -165,7 +165,7 @@ def test_each_bad_record_is_rejected_once_with_the_reason_and_counted(
 
 
 def test_unanswerable_records_end_no_query(job: Job, connection: lakequeue.Connection) -> None:
-    """The same query and worker continue: nothing failed and was restarted."""
+    """The same query and worker continue: nothing failed, nothing was restarted."""
     before = job.query
     producer = KafkaProducer(
         bootstrap_servers=job.kafka.bootstrap_servers, max_request_size=12_500_000

@@ -26,14 +26,14 @@ PAGES = "page string, value binary, crc long"
 
 
 class Reads:
-    """Spark's reads for Python: each plan, as Spark makes it where it compiles plans, and the
-    settings of the engine's session at that time. Running the compiled plan would take ten times as
-    long."""
+    """Spark's reads for Python: each plan, as Spark makes it where it compiles plans, and the value
+    of `BY_COLUMNS` in the engine's session at that time. Running the compiled plan would take ten
+    times as long."""
 
     def __init__(self, spark: Any, patch: pytest.MonkeyPatch) -> None:
         self.plans: list[str] = []
         self.said: set[str] = set()
-        kind = type(spark.range(1))  # the engine's own, not its wrapper
+        kind = type(spark.range(1))  # the class of its frames, not their public base
         take = kind.toArrow
 
         def to_arrow(rows: DataFrame) -> Any:
@@ -55,7 +55,7 @@ def compiled(rows: DataFrame) -> str:
         conf.set(COMPILED, str(before))
 
 
-def test_R1_blocks_are_referenced_by_rows_without_changing_other_queries(
+def test_R1_blocks_refer_to_messages_and_only_payloads_are_read_by_rows(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spark = job.engine.application.spark

@@ -20,8 +20,8 @@ table.
 Then the same home raises an alert, and serves a short day of Celery (`celery_day.py`); in the end
 it is stopped while its Kafka hangs.
 
-By default one of each other kind dies; `make soak` kills `LAKEQUEUE_CHAOS_DEATHS`, with a seed of
-its own (`LAKEQUEUE_CHAOS_SEED`). A clean stop in mid-traffic: `test_away.py`.
+By default one of each kind dies, except the driver; `make soak` kills `LAKEQUEUE_CHAOS_DEATHS`,
+with a seed of its own (`LAKEQUEUE_CHAOS_SEED`). A clean stop in mid-traffic: `test_away.py`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Chaos:
         assert time.monotonic() - begun < STOP_S_MAX, old.errors()
         assert not [child for child in children if not gone(child)], "its home may still change"
         assert old.said[-1]["event"] == "goodbye"
-        until(lambda: not old.family(), 30, "something of it is still running")
+        until(lambda: not old.family(), 30, "all its processes have ended")
 
     def kill(self) -> None:
         for engine in self.engines:
@@ -319,9 +319,9 @@ def test_S9_an_alert_is_logged_at_once(chaos: Chaos) -> None:
 def test_a_day_of_celery_and_an_end_while_kafka_hangs(
     chaos: Chaos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle of the day Kafka dies. At its end it hangs (it is stopped, not dead): nothing
-    answers and nothing restarts it. SIGTERM ends everything nevertheless. The last test of this
-    home."""
+    """In the middle of the day Kafka dies. After the day Kafka hangs (it is stopped, not dead):
+    nothing answers and nothing restarts it. SIGTERM ends everything nevertheless. The last test of
+    this home."""
     monkeypatch.syspath_prepend(str(HERE))
 
     def outage(engine: UpProcess) -> UpProcess:

@@ -1,5 +1,5 @@
-"""A bridge to a second home, with a Kafka and a loop of its own (H1–H3). The copier dies at any
-moment and restarts anywhere before; and the link is cut under traffic.
+"""A bridge to a second home, with a Kafka and a loop of its own (H1–H3). The copier stops at any
+moment, and another one starts there or at an earlier record; and the link is cut under traffic.
 
 Where hosts can be made, the far home is on one of its own: nobody reaches it during the cut, and it
 continues alone. Elsewhere its Kafka hangs for as long.
@@ -113,7 +113,7 @@ def host() -> Iterator[Host | None]:
 
 
 class Sender:
-    """Sends numbers to each lane, all the time; took: the time of each receipt."""
+    """Sends numbers to each lane, all the time; took: the seconds until each receipt came."""
 
     def __init__(self, connection: lakequeue.Connection) -> None:
         self.sent: list[Any] = []
@@ -146,7 +146,7 @@ def take(consumer: lakequeue.Consumer, got: list[int], timeout: float) -> bool:
 
 
 def begin_again(job: Job, from_the_first: bool) -> None:
-    """The copier dies, and another one starts at its position, or at the very first record."""
+    """Stop the copier, and start another one at its position, or at the very first record."""
     copiers, name = job.engine.bridges._copiers, ("default", "broker-0", "between")
     before = copiers[name]
     before.stop()
@@ -163,7 +163,7 @@ def begin_again(job: Job, from_the_first: bool) -> None:
     copiers[name].start()
 
 
-def test_H1_H2_nothing_is_lost_or_doubled_when_copiers_die_and_the_link_is_cut(
+def test_H1_H2_nothing_is_lost_or_doubled_over_new_copiers_and_a_cut_link(
     job: Job, connection: lakequeue.Connection, host: Host | None, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -185,9 +185,8 @@ def test_H1_H2_nothing_is_lost_or_doubled_when_copiers_die_and_the_link_is_cut(
 def crosses(
     job: Job, here: lakequeue.Connection, far: FarHome, there: lakequeue.Connection
 ) -> None:
-    job.engine.bridges._trimmed_at = (
-        time.monotonic() + 3_600
-    )  # copied records stay, and may be copied again
+    # Copied records stay, and may be copied again.
+    job.engine.bridges._trimmed_at = time.monotonic() + 3_600
     near = here.admin()
     near.define({"name": "stays", "message_type": "text", "subscriptions": ["between/>"]})
     near.bridge({**BRIDGE, "to": far.url})

@@ -188,7 +188,7 @@ def test_R3_clients_continue_with_a_home_rebuilt_from_the_tables(job: Job, tmp_p
                 assert len(changes) == 2, "the test before makes them"
                 for (step,) in changes:
                     then = as_of(lake, old, "broker-0", step=step)
-                    assert then.snapshot in (step - 1, step)  # it may be time for one
+                    assert then.snapshot in (step - 1, step)  # a snapshot may be due
             forget(old, job.kafka.bootstrap_servers)
             (made,) = rebuild(old, new)
             assert made.messages == there

@@ -80,7 +80,8 @@ def test_R1_aborted_records_are_in_no_table(job: Job, connection: lakequeue.Conn
 
 
 def check_steps_are_made_again(home: Path, topic: str) -> None:
-    """The first and the last step with records of the topic. Each replay takes a second."""
+    """Replay the first two and the last two steps that read records of the topic. Each takes a
+    second."""
     with open_lake(home) as lake:
         (first,) = lake.execute("SELECT min(step) FROM snapshots WHERE page = ''").fetchall()[0]
         steps = lake.execute(
@@ -108,7 +109,7 @@ def test_R1_a_recreated_topic_starts_anew_in_the_tables(
 
     def made(name: str) -> bool:
         error = kafka.create_topics([NewTopic(name, 1, 1)])[name].exception(30)
-        return error is None  # Kafka is still deleting the old one
+        return error is None  # an error: Kafka is still deleting the old one
 
     def all_there() -> bool:
         return {value for _, value, _ in in_tables()} == every
@@ -149,7 +150,7 @@ def test_R1_a_recreated_topic_starts_anew_in_the_tables(
     def told() -> set[str]:
         return {e["topic"] for e in admin.events() if e["event"] == "topic_made_anew"}
 
-    until(lambda: told() >= {*ANEW}, 30, "the engine hears it at the end of a batch")
+    until(lambda: told() >= {*ANEW}, 30, "the engine reports it after the end of a batch")
     rows = in_tables()
     assert len(rows) == len(every) == 33, "each once"
     assert len({(topic, topic_id) for topic, _, topic_id in rows}) == 4
@@ -172,7 +173,7 @@ def await_snapshot(home: Path) -> None:
 
 
 def let_any_time_in(bootstrap: str, *topics: str) -> None:
-    """As every Kafka before 4.0 does."""
+    """Allow any timestamp on these topics, as every Kafka before 4.0 does."""
     most = str(2**63 - 1)
     entry = ConfigEntry(
         "message.timestamp.after.max.ms", most, incremental_operation=AlterConfigOpType.SET

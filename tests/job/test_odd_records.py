@@ -1,6 +1,6 @@
-"""Records of other programs on a captured topic: aborted ones are not delivered, in micro-batches
-either (in the loop: `tests/loop/test_gaps.py`); a time in micro- or nanoseconds means now (S1,
-L12). And headers that are too large for a topic."""
+"""Records of other programs on a captured topic: aborted ones are not delivered in micro-batches
+(in the loop: `tests/loop/test_gaps.py`); a time in micro- or nanoseconds means now (S1, L12). And
+headers that are too large for a topic."""
 
 from __future__ import annotations
 

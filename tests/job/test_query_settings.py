@@ -14,7 +14,7 @@ pytestmark = pytest.mark.job
 
 
 def test_settings_apply_to_the_engines_query_only(job: Job) -> None:
-    """And Spark has the limits of where brokers may run."""
+    """And Spark names the executors on which brokers may step: here this process alone."""
 
     def of(query: object, key: str) -> str:
         java = query._jsq.streamingQuery()  # type: ignore[attr-defined]

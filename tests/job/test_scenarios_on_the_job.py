@@ -38,8 +38,8 @@ def test_scenarios_in_micro_batches(job: Job) -> None:
 
 
 def check_all(job: Job, wanted: tuple[str, ...]) -> None:
-    """A scenario that expects that something has not happened yet fails on a late machine. Alone
-    and slowly, it shows which of the two it was."""
+    """A scenario that expects that something has not happened yet fails on a slow machine. It runs
+    once more, alone and slowly: if it fails again, the machine is not the cause."""
     scenarios = {rule: one for rule, one in chosen().items() if rule in wanted}
     assert set(scenarios) == set(wanted)
     with ThreadPoolExecutor(len(wanted)) as pool:

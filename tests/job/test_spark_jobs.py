@@ -94,7 +94,7 @@ def in_table(folder: Path) -> Counter[str]:
 
 
 def agrees(job: Job, folder: Path, sent: dict[str, str]) -> None:
-    """Table and queue agree: each message once there, none here."""
+    """Table and queue agree: each message is once in the table, and none is in the queue."""
     with job.connect("looks") as connection:
         until(lambda: set(in_table(folder)) >= set(sent), 150, "every message is in the table")
         until(lambda: connection.admin().describe(TO_TABLE)["depth"] == 0, 30, "the queue is empty")
@@ -157,8 +157,7 @@ def test_each_message_is_once_in_the_table_when_the_job_is_killed(
 def test_rows_written_twice_are_published_once(
     job: Job, spark: Any, tmp_path: Path, connection: lakequeue.Connection
 ) -> None:
-    """P1: under one writeId the same rows, in any order and from any partitioning within it, are
-    the same messages."""
+    """P1: under one writeId the same rows are the same messages, whatever their order."""
     wanted = sorted(f"row {n}" for n in range(ROWS))
     rows = spark.range(ROWS).selectExpr(
         "concat('row ', id) AS payload", "map('n', cast(id AS STRING)) AS headers",
@@ -181,7 +180,8 @@ def test_rows_written_twice_are_published_once(
 
 
 def forget_last(point: Path) -> None:
-    """The query was killed before it could log the end of its last batch."""
+    """Leave the checkpoint as if the query had been killed before it logged the end of its last
+    batch."""
     last = max((point / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()
     last.with_name(f".{last.name}.crc").unlink(missing_ok=True)

@@ -194,9 +194,9 @@ def test_each_broker_steps_in_its_own_worker(home: Home) -> None:
 
 
 def test_H4_S1_a_brokers_death_does_not_affect_the_others_clients(home: Home) -> None:
-    """It has traffic of its own, and sends to a queue of the dead one all the time: its receipts
-    come at once. So they do for messages that match on both, and for those that move between two
-    hosts. (Several brokers, and deaths at any point: `tests/sim`.)"""
+    """Broker a has traffic of its own, and forwards messages to a queue of the dead broker b all
+    the time: their receipts come at once. So do those of messages that match queues of both, and of
+    a queue that both host. (Several brokers, and deaths at any point: `tests/sim`.)"""
     running = traffics(home.url, "a", per_second=10)
     go_on(running)
     with lakequeue.connect(home.url, broker="a") as near:
@@ -222,7 +222,7 @@ def test_H4_S1_a_brokers_death_does_not_affect_the_others_clients(home: Home) ->
         drain(traffic)
 
 
-def test_cut_links_a_lost_executor_and_a_decommissioned_one(
+def test_nothing_is_lost_when_links_are_cut_and_executors_leave(
     network: Network | str, home: Home
 ) -> None:
     """The last test of this home."""
@@ -309,8 +309,8 @@ def an_executor_leaves(home: Home, running: Running) -> None:
     query fails."""
 
     def failures() -> int:
-        """Except a worker that takes half a minute to start elsewhere, on a busy machine: it is
-        reported as hanging."""
+        """The number of restarted queries, without those of a worker that takes half a minute to
+        start elsewhere, on a busy machine: it is reported as hanging."""
         ends = [e for e in home.engine.log.read_text().splitlines() if "is started again" in e]
         return len([end for end in ends if "has taken no step" not in end])
 

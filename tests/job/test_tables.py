@@ -77,7 +77,7 @@ def offsets(job: Job) -> Counter[tuple[str, int, int, int]]:
 def test_S1_a_durable_receipt_comes_once_the_message_is_in_the_table(
     job: Job, connection: lakequeue.Connection
 ) -> None:
-    """Also for messages sent in a batch or with headers. (Others do not wait:
+    """Also for messages sent in a run or with headers. (Others do not wait:
     `tests/rules/test_durable.py`, where time stands still.)"""
     with connection.producer(durability="delta") as producer:
         sent = [producer.send_async(QUEUE, f"durable {i}") for i in range(20)]
@@ -94,8 +94,8 @@ def test_S1_a_durable_receipt_comes_once_the_message_is_in_the_table(
     connection.admin().purge(QUEUE)
 
 
-def test_a_batch_becomes_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
-    """Each with its own payload; a batch that is malformed or has a key is one row."""
+def test_a_run_becomes_a_row_for_each_message(job: Job, connection: lakequeue.Connection) -> None:
+    """Each with its own payload; a run that is malformed or has a key is one row."""
     plain = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
     payloads = [b"", b"first", b"\x00\xff", b"last"]
     header = b'{"to": "%s", "producer": "runs", "seq": 5, "count": 4}' % QUEUE.encode()
@@ -245,7 +245,7 @@ def test_R1_a_past_moment_is_reconstructed(job: Job, connection: lakequeue.Conne
     sent, long = [], b"stays" * 1_000
 
     def named() -> Any:
-        time.sleep(2.0)  # the message's step costs
+        time.sleep(2.0)  # each message costs a step
         sent.append(producer.send(QUEUE, long, headers={"n": "1"}))
         return rows_where(tables / "snapshots", ["step"], refs=..., value=None)
 
@@ -254,7 +254,7 @@ def test_R1_a_past_moment_is_reconstructed(job: Job, connection: lakequeue.Conne
 
     until(named, 120, "a snapshot names payloads of messages")
     await_history(tables, connection, QUEUE)
-    until(all_there, 60, "the tables reach behind that moment")
+    until(all_there, 60, "the tables reach beyond that moment")
     with open_lake(home) as lake:
         then = as_of(lake, home, "broker-0", at=when)
         assert shown(admin_of(then)) == seen
@@ -357,7 +357,7 @@ def test_R1_a_table_of_version_3_gets_its_missing_columns(job: Job, tmp_path: Pa
 
 
 def put_records(producer: KafkaProducer, vpn: str, step: int) -> None:
-    """A batch, one with headers, one of another day, one without a value, one whose `lq` is no
+    """A run, a message with headers, one of another day, one without a value, one whose `lq` is no
     text, one with an invalid header name, and two journal records, the second twice."""
     now = round(time.time()) * 1000
     messages: list[tuple[bytes | None, bytes | None, int, list[tuple[str, bytes]]]] = [

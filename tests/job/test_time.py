@@ -17,7 +17,7 @@ from lakequeue.protocol import commands, journal_encoding
 
 pytestmark = pytest.mark.job
 
-LATE_MS_MAX = 30_000  # the latest arrival: 1 s and a batch on an idle machine
+LATE_MS_MAX = 30_000  # only a limit: on an idle machine it takes 1 s and a batch
 
 
 def journaled(job: Job, event: str, message_id: str) -> tuple[dict, int] | None:
@@ -41,7 +41,7 @@ def hold(connection: lakequeue.Connection) -> str:
 
 
 def work(job: Job) -> float:
-    """The steps so far."""
+    """The number of steps so far."""
     sample = job.engine.metrics.registry.get_sample_value
     return sample("lakequeue_steps_total", {"broker": "broker-0"}) or 0.0
 

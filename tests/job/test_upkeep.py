@@ -80,7 +80,8 @@ def test_upkeep_keeps_all_rows_that_the_remaining_moments_need(job: Job, tmp_pat
 def test_M4_a_state_followed_by_a_snapshot_is_written_to_the_table(
     job: Job, tmp_path: Path
 ) -> None:
-    """The query that was running when the brokers changed was faster. Deleted rows stay deleted."""
+    """The table may have a later snapshot already, from the query that ran when the brokers
+    changed. A state older than all of the table's is not written: upkeep has deleted it."""
     walk = lived(3, 160)
     home = write_history(walk.world, tmp_path / "home", walk.saved, WHOLE_EACH)
     place = home / "tables" / "snapshots"

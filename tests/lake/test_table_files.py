@@ -225,8 +225,8 @@ def test_a_kafka_record_becomes_a_row() -> None:
     }
 
 
-def test_batches_of_messages_are_split_as_in_the_engine() -> None:
-    """Batches, almost batches, and single messages, with headers that are true, wrong or broken."""
+def test_runs_are_split_as_in_the_engine() -> None:
+    """Runs, almost runs, and single messages, with headers that are true, wrong or broken."""
     dice = random.Random(20261123)
     records, wanted, first = [], {}, dict.fromkeys(range(600), 0)
     for offset in range(600):
@@ -263,7 +263,7 @@ def test_batches_of_messages_are_split_as_in_the_engine() -> None:
     "{", '{"count":"2"}', '{"count":2.5}', '{"count":0}', '"count"',
     '{"count":2,"x":%s}' % ("[" * 2_000 + "]" * 2_000),
 ])  # fmt: skip
-def test_a_record_without_a_count_is_no_batch(lq: str) -> None:
+def test_a_record_without_a_valid_count_is_no_run(lq: str) -> None:
     assert run_of(lq.encode(), encode_run([b"a", b"b"])) is None
 
 

@@ -123,7 +123,7 @@ def test_X5_X6_a_dead_message_names_its_reason_until_redriven(
 
 
 def test_published_is_the_records_time(bench: Bench, recorded: Recorded) -> None:
-    """A message that waited in Kafka before the engine took it. A batch has one record for all its
+    """A message that waited in Kafka before the engine took it. A run has one record for all its
     messages."""
     bench.define()
     bench.engine.publish("orders", b'{"n": 1}', None, [], timestamp=bench.engine.now - 7000)
@@ -156,7 +156,7 @@ def test_consumers_come_and_go(bench: Bench, recorded: Recorded) -> None:
 
 
 def test_unlimited_and_far_times(bench: Bench, recorded: Recorded) -> None:
-    """A delivery time beyond the calendar becomes the end of its last day."""
+    """A delivery time beyond the calendar becomes the calendar's last moment."""
     bench.define()
     bench.engine.publish("orders", b"{}", None, [("lq", b'{"deliver_at": 9007199254740991}')])
     with recorded.lake() as lake:
@@ -247,12 +247,12 @@ def test_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None
 
 
 @pytest.mark.parametrize("wrong", ["x", "-1", "", "0", "1.5", str(1 << 64)])
-def test_something_that_is_no_message_id(wrong: str) -> None:
+def test_an_invalid_message_id_is_refused(wrong: str) -> None:
     with pytest.raises(ConfigError, match="not a message id"):
         trace(None, wrong)
 
 
-def test_an_unknown_message(bench: Bench, recorded: Recorded) -> None:
+def test_an_unknown_message_is_reported(bench: Bench, recorded: Recorded) -> None:
     bench.define()
     with pytest.raises(LakequeueError, match="have no message 12345"):
         story(recorded, "12345")

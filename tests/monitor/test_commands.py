@@ -61,7 +61,7 @@ def engine(tmp_path: Path) -> Any:
 
 
 def test_up_serves_the_page_at_its_earlier_address(engine: Any, tmp_path: Path) -> None:
-    """It shows all VPNs, names the unreachable ones, and does not wait for them."""
+    """It shows all VPNs and names the Kafka that is down; other pages do not wait for Kafka."""
     with page_shown(engine, tmp_path, 0) as shown:
         address = shown["monitor"]
         with urllib.request.urlopen(f"{address}?vpn=west") as answer:

@@ -236,7 +236,7 @@ def test_odd_addresses_do_not_break_the_page(open_page: Served, moved: str) -> N
     assert " redriven." not in text
 
 
-def test_an_unknown_queue(open_page: Served) -> None:
+def test_an_unknown_queue_is_not_found(open_page: Served) -> None:
     status, text, _ = open_page.ask("/queue?name=nobody")
     assert (status, "no such queue" in text) == (404, True)
     assert open_page.ask("/nothing")[0] == 404
@@ -253,7 +253,7 @@ def test_many_queues_are_shown_in_part() -> None:
     engine.close()
 
 
-def test_rates_and_their_charts(engine: Any) -> None:
+def test_rates_and_their_history(engine: Any) -> None:
     now = [1.0]
     vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
 
@@ -393,8 +393,8 @@ def test_dead_messages_raise_no_alarm(engine: Any, open_page: Served) -> None:
 
 
 def test_a_slow_queue_is_not_reported_as_blocked(engine: Any, open_page: Served) -> None:
-    """The judgement covers the time between two snapshots, and the page takes snapshots by itself:
-    so it is repeated."""
+    """The page judges the time between two snapshots, and takes snapshots by itself, too: so the
+    test tries repeatedly."""
     moves = '<p class="note warn" data-code="backlog"><b>It moves, but messages wait.</b>'
     send(engine, "orders", *({"n": n} for n in range(50)))
     with engine.consumer("orders", max_backlog=1, ack_mode="individual") as consumer:
@@ -405,7 +405,7 @@ def test_a_slow_queue_is_not_reported_as_blocked(engine: Any, open_page: Served)
             message = consumer.receive(0)
             if moves in open_page.get("/queue?name=orders"):
                 return
-    raise AssertionError("it stands, says the page")
+    raise AssertionError("the page never shows that the queue moves")
 
 
 @pytest.mark.parametrize(

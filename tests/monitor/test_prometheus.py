@@ -151,7 +151,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
     metrics.stop()
     watch.stop()
     if watch._thread is not None:
-        watch._thread.join(30)  # it may be scraping the engine
+        watch._thread.join(30)  # it may be inspecting the engine
     engine.close()
 
 
@@ -177,7 +177,12 @@ def test_an_alert_fires_when_a_queue_is_stuck(prometheus: Prometheus) -> None:
             if alert["labels"]["alertname"] == "LakequeueQueueStuck" and alert["state"] == "firing"
         }  # fmt: skip
 
-    without = {"egress", "no_consumer", "delayed", "held"}  # no target, or nothing is ready
+    without = {
+        "egress",
+        "no_consumer",
+        "delayed",
+        "held",
+    }  # no consumer gets any, or none is ready
     wanted = {case.code for case in CASES} - without
     check_until(stuck, wanted)
     assert stuck() == wanted

@@ -69,7 +69,7 @@ def test_a_queue_that_moves_has_no_reason(alone: Any) -> None:
     assert reasons(queue | {"consumers": [taken]}, messages, alone.now()) == []
 
 
-def test_only_the_first_messages_of_an_active_set_are_active(alone: Any) -> None:
+def test_only_the_first_messages_of_a_deep_queue_are_active(alone: Any) -> None:
     define(alone, target_queue_depth=1000)
     consumer = alone.consumer("orders", max_backlog=10, filter="/n > 1000")
     producer = alone.producer(window=5000)

@@ -66,7 +66,7 @@ def test_names_are_escaped_on_the_screen(text: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.code)
-def test_the_details_of_one_queue(vpn_monitor: VpnMonitor, case: Any) -> None:
+def test_the_details_of_a_queue_have_its_reason(vpn_monitor: VpnMonitor, case: Any) -> None:
     ids = [m.id for m in vpn_monitor.queue(case.code)[1]]
     text = " ".join(shown(vpn_monitor, Screen(case.code, open=True)).split())
     assert case.text.format(*ids) in text

@@ -78,7 +78,7 @@ def test_a_home_of_one_broker_keeps_it(home: HomeFolder, tmp_path: Path) -> None
     (place / "metadata").write_text('{"id": "one"}')
     home.remember_checkpoints()
     assert home.brokers(["west"]) == {"west": 0}
-    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # the home's brokers continue
+    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # the home keeps its broker
     assert home.brokers(Configuration().brokers) == {"west": 0}
 
 
@@ -165,8 +165,8 @@ def test_another_broker_adds_partitions(kafka: EmbeddedKafka) -> None:
             ensure_topics(address, [vpn], [], ["g-a", "g-b"], count=count, before=2)
 
 
-def test_a_new_topic_may_not_be_known_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine makes dozens at its first start; Kafka's brokers learn of them one by one."""
+def test_a_partition_of_a_new_topic_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine makes dozens at its first start, and Kafka's brokers learn of them with a delay."""
     unknown = NotConnected("topic 'v.commands' does not exist")
     late = Mock(partitions=Mock(side_effect=[unknown, unknown, 1, 2]))
     await_partition(late, "v.commands", 1)
@@ -387,7 +387,7 @@ def test_a_change_request_is_answered_under_its_key(
 
 def test_invalid_change_requests_are_skipped() -> None:
     requests = Requests()
-    answers = [{"id": "1", "done": True}, {"id": "2", "refused": NO_SUCH}]  # it hears itself
+    answers = [{"id": "1", "done": True}, {"id": "2", "refused": NO_SUCH}]  # its own answers
     answers = [json.dumps(one).encode() for one in answers]
     for junk in (*answers, b"", b"[]", b"{", b'{"wish": "add"}', b"\xff", None):
         requests.read(b"wish/d", junk)

@@ -39,7 +39,7 @@ SAID = JournalSegment("spooled", "default", "q", [1], step=STEP)
 
 
 def known(name: str, number: int, step: int = STEP) -> at_rest._BrokerState:
-    """A broker at rest that knows the others; the last one has a message to send yet."""
+    """A broker at rest that knows the others; the last one has a journal record still to write."""
     broker = Broker.load(DictStore(), Home(name, number, 1, b"secret"), Limits())
     broker.mesh = Mesh.load(broker)
     broker.begin(1)
@@ -54,13 +54,13 @@ def known(name: str, number: int, step: int = STEP) -> at_rest._BrokerState:
 
 class Rests:
     """An engine of three brokers. did: its actions, in order; unrest: how often it is not at rest;
-    lost: numbers used in vain; heard: the last messages of removed brokers; begins: whether started
+    lost: numbers used in vain; heard: the last records of removed brokers; begins: whether started
     loops begin."""
 
     def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.engine = Engine("127.0.0.1:1", home, parse_configuration({"brokers": ["a", "b", "c"]}))
         self.did: list[str] = []
-        self.quiet: list[int] = []  # actions before messages were no longer taken
+        self.quiet: list[int] = []  # how many actions came before each stop of intake
         self.unrest = self.lost = 0
         self.begins = True
         self.heard: list[tuple[str, str]] = []
@@ -91,7 +91,7 @@ class Rests:
         return known(broker.name, broker.number, step_of(Path(file)) if file else STEP)
 
     def _start(self, brokers: Iterable[BrokerQuery]) -> None:
-        """A start of all brokers is one line."""
+        """Starts in a row are one line, unless they are for resting."""
         names = " ".join(b.name + "?" * b.resting for b in brokers)
         if self.did[-1].startswith("start ") and "?" not in names + self.did[-1]:
             self.did[-1] += f" {names}"
@@ -140,8 +140,9 @@ def test_M4_a_broker_is_added_between_two_runs_of_the_loops(rests: Rests) -> Non
     assert begins(again, "a").step == STEP + 1
 
 
-def test_M4_a_broker_is_removed_and_the_first_reads_its_last_messages(rests: Rests) -> None:
-    """Its last messages are sent, and its name and number are not used again."""
+def test_M4_a_broker_is_removed_and_the_first_reads_its_partitions(rests: Rests) -> None:
+    """The first broker reads on where `c` stopped. The last records of `c` are sent, and its name
+    and number are not used again."""
     assert rests.engine.rehoming.remove("c") == []
     assert rests.did == ["end 3", "share out", "peers", "gone c", "start a b"]
     again = HomeFolder(rests.folder.path)
@@ -210,7 +211,7 @@ def test_M4_topics_with_too_many_partitions_are_refused_without_using_a_number(
 
 
 @pytest.mark.parametrize("change", ["add", "remove"])
-@pytest.mark.parametrize("at", ["rest", "share out", "a state", "the home's word"])
+@pytest.mark.parametrize("at", ["rest", "share out", "a state", "the home's commit"])
 def test_M4_a_failed_change_leaves_the_home_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, at: str, change: str
 ) -> None:
@@ -243,7 +244,7 @@ def test_M4_a_failed_change_leaves_the_home_unchanged(
     after = about()
     rests.lost = after["numbers"] - before["numbers"]
     assert after | {"numbers": 3} == before
-    assert rests.lost == (change == "add" and at != "rest"), "or its partitions are in the way"
+    assert rests.lost == (change == "add" and at != "rest"), "its partitions may exist already"
     again = HomeFolder(rests.folder.path)
     again.open(rests.engine.trigger)
     assert again.brokers(()) == NUMBERS
@@ -270,7 +271,7 @@ class Rows:
 def test_M4_a_home_too_large_for_memory_continues_unchanged(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second state is too large."""
+    """The second state does not fit besides the first."""
     found = {name: known(name, number) for name, number in NUMBERS.items()}
     sizes = [sum(map(len, one.resting.pages.values())) for one in found.values()]
 
@@ -337,7 +338,7 @@ def test_M4_a_request_to_an_engine_that_died_is_answered_by_the_next(died: HomeF
     assert said == {
         k: {"id": wish["id"], **answer} for k, (wish, answer) in asked.items() if answer
     }
-    for key, value in records.items():  # other readers of it
+    for key, value in records.items():  # read again by the engine itself
         wishes.read(key, value, "v")
 
 
@@ -376,10 +377,10 @@ def test_M4_ended_queries_are_restarted_while_the_tables_get_the_new_states(
     assert free == [True]
 
 
-def test_M5_nothing_follows_where_a_queue_is_already(
+def test_M5_a_move_to_the_only_broker_changes_nothing(
     rests: Rests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tables are not begun again for nothing."""
+    """The home is not paused, and the tables do not start anew."""
     follows = Mock()
     monkeypatch.setattr(rests.engine.application, "begin_history_anew", follows)
     for name in "bc":
@@ -394,7 +395,8 @@ def test_M5_nothing_follows_where_a_queue_is_already(
 def test_M4_a_committed_change_is_answered_as_done(
     rests: Rests, monkeypatch: pytest.MonkeyPatch, fails: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the home's commit a failure changes nothing: the next start completes the change."""
+    """A failure after the home's commit changes nothing: the brokers run, and the next start
+    completes the change."""
     fail = Mock(side_effect=NotConnected("Kafka is away"))
     match fails:
         case "peers":

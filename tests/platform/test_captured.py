@@ -101,7 +101,7 @@ def opened(home: Path) -> CapturedTopics:
     return topics
 
 
-def test_a_queue_with_a_missing_topic_is_not_reported_again(
+def test_queues_with_missing_topics_do_not_change_the_topics_read(
     kafka: Kafka, topics: CapturedTopics
 ) -> None:
     assert topics.reads == []
@@ -175,8 +175,8 @@ def test_M4_present_and_removed_brokers_have_partitions(
     assert given == [(5, 2), (9, 9), (5, topics._folder.numbers)]
 
 
-def test_kafka_brokers_that_are_gone_are_not_asked(topics: CapturedTopics) -> None:
-    """`k:1` is no Kafka, so asking it would fail."""
+def test_removed_brokers_are_not_asked_for_captured_topics(topics: CapturedTopics) -> None:
+    """`k:1` is no Kafka, so asking a broker there would fail."""
     topics.ask_again(["broker-0", "gone", "removed"])
     topics.forget("broker-0")
     topics.forget("removed")

@@ -282,7 +282,7 @@ def test_faults_of_a_deployment_are_named(
     assert checks[check].advice
 
 
-def test_a_full_disk_and_settings_that_kafka_hides() -> None:
+def test_a_full_disk_and_facts_that_kafka_does_not_report() -> None:
     full = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN, 2: 1_000_000})["Kafka's disk"]
     assert (full.ok, "broker 2: 0.0 GB" in full.found) == (False, True)
     silent = checked({name: TopicLook(t.partitions, 3, BIG) for name, t in topics().items()})
@@ -317,7 +317,7 @@ def test_clocks(apart_s: float, ok: bool, said: str) -> None:
     assert clocks_check({}).ok
 
 
-def test_stopped_brokers_are_named_with_the_reason() -> None:
+def test_brokers_that_are_not_running_are_named_with_the_reason() -> None:
     """As the directory reports them: one that hangs (`step_watch`), one whose restarts were given
     up."""
     said: dict[str, dict[str, Any]] = {}
@@ -347,7 +347,7 @@ HERE = "0.1.0+aa"
         ({"version": "0.2.0", "code": "0.2.0+bb"}, False, "engine 0.2.0+bb", "Install 0.2.0 here"),
         # After an upgrade without a restart of the engine: a client may differ.
         ({"version": "0.1.0", "code": "0.1.0+bb"}, True, "engine 0.1.0+bb", "restart it"),
-        ({"version": "0.1.0"}, True, "engine 0.1.0", ""),  # from before versions were reported
+        ({"version": "0.1.0"}, True, "engine 0.1.0", ""),  # it does not report its code yet
         ({}, True, None, ""),
     ],
     ids=["the same", "another", "another build", "an old one", "unknown"],

@@ -49,7 +49,7 @@ def test_a_path_or_a_file_uri_is_on_this_machine(tmp_path: Path) -> None:
         ("file:folder", "allowed for a file is file:///an/absolute/path"),
     ],
 )
-def test_another_address_is_refused_with_the_allowed_ones(text: str, why: str) -> None:
+def test_an_invalid_place_is_refused_with_the_allowed_ones(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=why) as error:
         folder(text)
     assert repr(text) in str(error.value)
@@ -101,7 +101,7 @@ def test_a_home_remembers_where_its_parts_are(bucket: str, tmp_path: Path) -> No
     assert f"{bucket}/checkpoints/checkpoint/broker-0 is gone" in again.problem("real-time")
 
 
-def test_parts_in_the_home_are_not_searched_elsewhere(tmp_path: Path) -> None:
+def test_a_home_refuses_another_place_for_its_parts(tmp_path: Path) -> None:
     home = tmp_path / "home"
     HomeFolder(home).open("real-time")
     (home / "tables" / "journal" / "_delta_log").mkdir(parents=True)
@@ -156,7 +156,7 @@ def test_spark_gets_the_stores_address_and_no_secret(
     assert set(place_settings((there,))) == {"spark.hadoop.fs.s3a.endpoint.region"}
 
 
-def test_a_checkpoint_on_a_store_is_not_renamed_over() -> None:
+def test_a_remote_checkpoint_uses_a_manager_that_replaces_files() -> None:
     """The manager of `conf/spark.conf` keeps the first attempt's file where a rename is refused."""
     assert place_settings((), RemoteFolder("hdfs://host/x"))[MANAGER] == REPLACES
     assert read_conf()[MANAGER] != REPLACES

@@ -183,7 +183,8 @@ SCHEMA = OPERATOR / "_stateSchema/default/0_uuid"
 
 
 def with_schema(home: Path, said: str) -> Path:
-    """A broker's checkpoint as Spark writes it, with the schema that its metadata names."""
+    """A broker's checkpoint as Spark writes it, with a schema, which its metadata names under the
+    path `said`. Returns the metadata file."""
     metadata = home / OPERATOR / "_metadata/v2/0"
     for file in (metadata, home / SCHEMA):
         file.parent.mkdir(parents=True)

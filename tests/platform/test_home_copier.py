@@ -118,7 +118,7 @@ def ends() -> Iterator[Ends]:
     one.close()
 
 
-def test_h1_a_copier_may_die_anywhere_and_restart_earlier(ends: Ends) -> None:
+def test_h1_a_copier_may_stop_anywhere_and_the_next_start_earlier(ends: Ends) -> None:
     ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
     own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
     ends.far.admin().define(own)
@@ -264,8 +264,8 @@ class Slow:
 
 
 def test_h1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another one follows when the one before has ended: because the bridge is another one now, or
-    by a failure that nobody thought of."""
+    """The next one starts once the one before has ended: because the definition has changed, or
+    after an unexpected failure."""
     made: list[Slow] = []
     monkeypatch.setattr(Slow, "made", made)
     monkeypatch.setattr(bridge_watch, "HomeCopier", Slow)

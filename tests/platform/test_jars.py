@@ -95,7 +95,7 @@ def test_jars_are_fetched_once(ivy: Path, cache: Path) -> None:
     assert ensure_jars(print).spark[0].is_file(), "a missing one is fetched again"
 
 
-def test_two_processes_fetch_jars_once(ivy: Path) -> None:
+def test_concurrent_callers_fetch_jars_once(ivy: Path) -> None:
     at_once([lambda: ensure_jars(print)] * 3)
     assert ivy.read_text() == "run\n"
 
@@ -252,7 +252,7 @@ def test_the_archives_name_identifies_its_contents(archiver: Archiver) -> None:
 
 
 def test_the_archive_is_made_once_and_then_used(archiver: Archiver) -> None:
-    """From Java's complete lines, also where several processes make it."""
+    """From Java's complete lines, also where several make it at once."""
     three = [archiver.recorded() for _ in range(3)]
     at_once([archive.make for archive in three])
     assert archiver.runs.read_text() == "run\n"
@@ -397,4 +397,4 @@ def test_kafka_maps_the_archive_and_a_bad_one_does_no_harm(with_jars: Path, tmp_
     path.write_bytes(damaged + good[middle + 64 :])
     bad = kafka.archive.options(java, jars)
     assert f"-XX:SharedArchiveFile={path}" in bad
-    assert "shared" not in run(bad).lower(), "the text is not Java's"
+    assert "shared" not in run(bad).lower(), "Java is silent about it"

@@ -357,7 +357,8 @@ class Sized(Admin):
 def test_M4_surplus_partitions_are_refused(
     use: Callable[[Admin], None], size: int, before: int, fits: bool
 ) -> None:
-    """Two brokers have eight each; before they were refused, some were read by nobody."""
+    """Two brokers have eight each. If there were fewer brokers before, nobody has read the
+    partitions beyond theirs."""
     use(Sized(size))
     if fits:
         found = topics_admin.ensure_topics("k:1", ["v"], [], ["a", "b"], count=2, before=before)

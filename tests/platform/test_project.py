@@ -195,7 +195,7 @@ DAEMON = "the daemon imports what workers need when it starts, not when it is im
 START = "Spark asks this module for its state variables while the query waits"
 PLUGIN = "every run of pytest loads the plugin, most use no queue"
 
-# A room or file and a module, with its submodules: why a function imports it.
+# A room or file, and a module, each with everything inside: why functions there import it.
 IN_FUNCTIONS = {
     ("bench", "lakequeue.streaming"): PYSPARK,
     ("bench", "pandas"): PYSPARK,

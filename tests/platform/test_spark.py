@@ -100,7 +100,7 @@ def test_the_users_class_path_follows_our_jars() -> None:
     assert settings["spark.driver.extraClassPath"] == "/own.jar"
 
 
-def test_a_cluster_gets_no_local_paths() -> None:
+def test_a_cluster_gets_no_settings_of_this_machine() -> None:
     settings = spark_settings(master="spark://host:7077", jars=[], ui_port=4050)
     assert "spark.driver.bindAddress" not in settings
     assert "spark.executor.extraJavaOptions" not in settings
@@ -110,7 +110,7 @@ def test_a_cluster_gets_no_local_paths() -> None:
 @pytest.mark.parametrize(
     ("name", "is_linked"), [("a@b,c=1-ü", False), ("a b", True), ("a%b", True)]
 )
-def test_a_checkpoint_whose_path_spark_would_encode_twice_is_read_through_a_link(
+def test_a_path_that_spark_would_encode_twice_is_read_through_a_link(
     tmp_path: Path, name: str, is_linked: bool
 ) -> None:
     """That Spark reads it: `tests/job/test_away.py`."""
@@ -206,9 +206,9 @@ class Starting:
         self.seen.append(dict(self.conf))
 
 
-def test_queries_that_start_at_once_have_each_its_own_settings(tmp_path: Path) -> None:
-    """A query takes a copy of the session's settings while it starts, and those of a loop are none
-    for tables; nor may they stay."""
+def test_queries_starting_at_once_each_have_their_own_settings(tmp_path: Path) -> None:
+    """A query copies the session's settings while it starts. Those of a loop must not reach the
+    tables' queries, and must not stay in the session."""
     conf = Conf(mine="1")
     tables, other = Starting(conf), Starting(conf)
     begun = [
@@ -276,8 +276,8 @@ def test_javas_log_has_one_line_an_event_and_no_noise(log_format: str, tmp_path:
         assert "nobody can act on this" not in str(lines)
 
 
-def test_java_is_halted_after_its_last_output(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gets no request before, because it would not answer."""
+def test_a_java_that_started_us_is_halted_at_our_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before that it gets no request, because it would not answer."""
     gateway, at_exit = MagicMock(spec=["jvm"]), []
     monkeypatch.setattr(SparkContext, "_gateway", gateway)
     monkeypatch.setattr(atexit, "register", lambda call, *given: at_exit.append((call, given)))
@@ -291,7 +291,7 @@ def test_java_is_halted_after_its_last_output(monkeypatch: pytest.MonkeyPatch) -
     runtime.halt.assert_called_once_with(0)
 
 
-def test_a_child_of_java_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_we_started_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     process = subprocess.Popen(["sleep", "60"])
     monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=process))
     assert spark.kill_java()
@@ -324,7 +324,7 @@ def _said(alone: bool, later: int) -> list[list[int]]:
     return [[int(word) for word in line.split()] for line in python(java).splitlines()]
 
 
-def test_javas_threads_yield_once_to_a_single_broker() -> None:
+def test_all_threads_of_java_yield_once_to_a_single_broker() -> None:
     ours = os.getpriority(os.PRIO_PROCESS, 0)
     below = min(ours + BELOW, 19)
     assert _said(True, 0) == [[2 if below > ours else 0, 0, ours], [below, below]]

@@ -127,7 +127,7 @@ def test_the_step_watch_survives_java(
     assert len(asked) > 3
 
 
-def test_a_broker_without_its_topic_is_restarted_alone() -> None:
+def test_a_broker_whose_topic_takes_no_record_is_restarted_like_others() -> None:
     told, stuck = list[str](), list[str]()
 
     def tell(broker: BrokerQuery, value: bytes) -> None:

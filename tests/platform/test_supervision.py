@@ -30,7 +30,7 @@ from py4j.protocol import Py4JError
 @pytest.mark.parametrize(
     ("times", "apart_s"), [(1, 0.0), (3, supervision.RESTART_WINDOW_S / RESTARTS_MAX + 1)]
 )
-def test_five_restarts_in_five_minutes_are_too_many(
+def test_a_sixth_end_within_five_minutes_is_not_restarted(
     monkeypatch: pytest.MonkeyPatch, times: int, apart_s: float
 ) -> None:
     """Earlier ends do not count."""
@@ -56,7 +56,7 @@ def failed(engine: Engine, reason: str = "a batch could not be committed") -> No
 
 
 def look(engine: Engine) -> None:
-    """Check until there would be too many restarts."""
+    """Check twice as often as restarts are allowed."""
     for _ in range(2 * RESTARTS_MAX):
         engine.watch.look_after()
 
@@ -230,7 +230,9 @@ def test_an_unreachable_kafka_is_reported_once(
     ]
 
 
-def test_a_clean_end_of_a_query(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_is_awaited_for_a_limited_time_and_its_error_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     fails = Mock(side_effect=ValueError("no such thing\n\tat org.apache.spark.SparkContext.stop"))
     with caplog.at_level(logging.INFO):
         assert within(5, lambda: None, "done")

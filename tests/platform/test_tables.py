@@ -168,7 +168,7 @@ def test_R1_a_damaged_checkpoint_with_all_commits_costs_nothing(
     mended(tables, *range(VERSIONS))
 
 
-def test_R1_a_log_of_a_newer_kind_is_not_repaired(tables: Path) -> None:
+def test_R1_a_log_of_a_newer_kind_is_not_checked(tables: Path) -> None:
     (log(tables) / f"{9:020}.checkpoint.0f3e-uuid.parquet").write_bytes(b"?")
     commit(tables, 0).unlink()
     assert damage(tables) == ""

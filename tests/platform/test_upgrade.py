@@ -42,7 +42,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
 
 
-def test_the_next_format_is_refused_and_can_be_rolled_back(
+def test_a_refusal_by_the_next_version_leaves_the_home_unchanged(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(home)
@@ -86,7 +86,7 @@ def test_tables_are_upgraded_and_never_downgraded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_newer_clients_requests_are_refused_and_the_engine_continues() -> None:
-    """A command, or a field of one, that this version does not know."""
+    """A command, or a field of a command, that this version does not know."""
     with lakequeue.connect("memory://", config=CONFIG) as connection:
         commands = topics.topic("default", topics.COMMANDS)
         known = {"command": "describe", "queue": "orders"}

@@ -137,7 +137,7 @@ def test_a_flow_has_its_consumers_name() -> None:
         ("spool_usage_high", "scope=queue, limit=1, percent=90, time_to_react_s=soon"),
     ],
 )
-def test_an_event_that_resembles_an_alert_is_none(event: str, reason: str) -> None:
+def test_an_event_that_only_resembles_an_alert_is_not_one(event: str, reason: str) -> None:
     assert alerts_of(event, "q", reason) == []
 
 

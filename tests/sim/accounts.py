@@ -127,7 +127,7 @@ class Accounts:
     # ------------------------------------------------------------ consumers
 
     def delivered(self, seen: Seen, payload: dict[str, Any]) -> bool:
-        """A consumer gets a message of a queue. Returns whether it is new to it. A restarted worker
+        """A consumer gets a delivery from a queue. Returns whether it is new: a restarted worker
         repeats its last deliveries to their subscription, whose consumer may have moved to another
         broker since."""
         one, queue = self.sent.get(seen.key), seen.queue

@@ -61,7 +61,7 @@ class Producer:
         return sorted(self._open)
 
     def send(self, to: str, n: int, rng: random.Random, **given: Any) -> None:
-        """Send a message, or a batch."""
+        """Send a message, or a run of messages."""
         count = rng.choice((1, 1, 1, 3))
         header = PublishHeader(
             to=to, producer=self.name, seq=self._seq + 1, reply=self.number,

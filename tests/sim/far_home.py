@@ -1,8 +1,8 @@
 """A second home with a Kafka of its own, and the bridge to it (H1, H2, H3, P1).
 
 The far home is a `Home` like the near one, with one broker and no producers: all its messages come
-over the bridge. A copier connects the two, as in the engine. Its memory does not matter: when the
-link is cut, it starts again somewhere before, and a record may be missing until then.
+over the bridge. A copier connects the two, as in the engine. Its memory does not matter: the link
+is cut, the copier starts again at an earlier record, and it leaves out a record until it does.
 """
 
 from __future__ import annotations

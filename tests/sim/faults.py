@@ -102,7 +102,7 @@ class FaultyHome(Traffic):
         return max(read, default=0)
 
     def do_haunt(self, rng: random.Random) -> None:
-        """Zombies go on."""
+        """Zombies continue."""
         for worker in self.zombies:
             worker.rng, worker.is_frozen = rng, False
             what = rng.choice((worker.step, worker.step, worker.begin_mark, worker.commit))

@@ -37,7 +37,8 @@ MUTANTS: dict[str, list[Callable[[], Any]]] = {}  # by name: makes the mutant's 
 
 
 def planted(owner: Any, name: str, bug: str = "") -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a mutant. bug: its name, by default the function's."""
+    """Register the decorated function as a mutant of `owner.name`. bug: the mutant's name, by
+    default the function's."""
 
     def plant(made: Callable[..., Any]) -> Any:
         def around() -> Any:

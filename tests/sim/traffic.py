@@ -119,7 +119,7 @@ class Traffic(Home):
             consumer.settle(what, ids, rng.choice((None, 0, 200)))
 
     def do_leave(self, rng: random.Random) -> None:
-        """A consumer unsubscribes, or falls silent for ever."""
+        """A consumer closes its session, or falls silent for ever."""
         if self.consumers:
             one = self.consumers.pop(rng.randrange(len(self.consumers)))
             one.listen()
@@ -290,7 +290,7 @@ class Traffic(Home):
             must(known in (None, (body["p"], body["s"])), f"a browse shows {body} as {number}")
 
     def do_engine(self, rng: random.Random) -> None:
-        """The engine's reports to a broker, and its limits."""
+        """The engine reports an event to a broker, or sets its limits."""
         site, queue, a = self._site(rng), rng.choice(self.queues), self.accounts
         what = rng.choice(
             ("limits", "limits", "limits", "tables", "event", "undeliverable", "again")

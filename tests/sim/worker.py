@@ -59,8 +59,8 @@ class Saved:
 
 @dataclass
 class Site:
-    """The survivors of a broker's workers. origin: the state after which its steps begin, for the
-    judge; begins: the positions after each step that changed the home, for the judge; marks:
+    """All of a broker that survives its workers. origin: the state after which its steps begin, for
+    the judge; begins: the positions after each step that changed the home, for the judge; marks:
     digests of the pages by step, for the judge; skew: of its machine's clock, ms; dies_at: the next
     point at which a worker dies, and how often it is passed before."""
 
@@ -80,7 +80,7 @@ class Site:
     captured: list[str] = field(default_factory=list)  # plain topics that all brokers read
     speaks_for: list[int] = field(default_factory=list)  # removed brokers
     epoch: int = 7
-    doors: list[PartitionId] = field(default_factory=list)  # the entrances of other homes
+    doors: list[PartitionId] = field(default_factory=list)  # where records of other homes arrive
 
     def directory(self) -> dict[str, Any]:
         """Its copy of the home's directory, and the edition; 0 if it is alone."""

@@ -124,7 +124,7 @@ def test_a_stopping_worker_returns_its_messages(bench: DramatiqBench) -> None:
 
 
 @pytest.mark.parametrize("kind", ["send", "reject"])
-def test_a_send_that_kafka_did_not_take_is_repeated(
+def test_a_send_or_reject_that_kafka_did_not_take_is_repeated(
     bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A retry, or the end of a message that failed for good."""

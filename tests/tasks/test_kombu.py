@@ -288,7 +288,7 @@ def test_a_process_that_exits_without_closing_leaves_no_transient_queue(bench: K
         assert bench.queues() == []
 
 
-def test_the_others_delete_a_killed_processs_queues(bench: KombuBench) -> None:
+def test_other_processes_delete_the_queues_of_a_killed_one(bench: KombuBench) -> None:
     """Its queue has no consumer once its heartbeats are missed; `job/celery_day.py` kills some."""
     rare = queue_of("rare", expires=600)
     used = queue_of("used", exclusive=True)
