@@ -43,7 +43,7 @@ def test_messages_gather_while_a_record_is_in_flight(slow: Threaded) -> None:
     assert slow.stored() == numbers(0, 6)
 
 
-def test_a_full_batch_is_sent_and_the_rest_with_flush(slow: Threaded) -> None:
+def test_a_full_run_is_sent_and_the_rest_with_flush(slow: Threaded) -> None:
     payloads = numbers(0, 1 + 2 * RUN_MAX + 3)
     sent = send_async(slow.producer, payloads)
     assert slow.wire.sizes == [1, RUN_MAX, RUN_MAX]
@@ -71,8 +71,8 @@ def test_a_message_with_a_waiting_sender_is_sent_at_once(slow: Threaded, how: st
 
 
 def test_only_messages_that_differ_in_their_payload_share_a_record(slow: Threaded) -> None:
-    """The order is kept: a message that cannot join a batch is sent after it. A batch has a limit
-    in bytes."""
+    """The order is kept: a message that cannot join a run is sent after it. A run has a limit in
+    bytes."""
     send_async(slow.producer, [b"first"])
     for options in ({}, {}, {"priority": 7}, {"priority": 7}, {"ttl": "1h"}, {"key": "k"}, {},
                     {"headers": {"a": "b"}}, {}, {}):  # fmt: skip
@@ -93,7 +93,7 @@ def test_not_acknowledged_messages_are_gathered_too(slow: Threaded) -> None:
     assert slow.stored() == numbers(0, 1 + RUN_MAX)
 
 
-def test_P2_a_lost_batch_is_repeated_message_by_message(slow: Threaded) -> None:
+def test_P2_a_lost_run_is_repeated_message_by_message(slow: Threaded) -> None:
     """Some of its messages may have been confirmed, so each is sent under its own sequence."""
     producer = slow.connection.producer(pub_ack_time="100ms")
     lost = iter([False, True])
@@ -139,6 +139,6 @@ def test_a_forgotten_connection_leaves_no_thread() -> None:
 
 
 def test_memory_takes_each_message_at_once(bench: Bench) -> None:
-    """There a record is a step: batches would save nothing, and time stands still."""
+    """There a record is a step: runs would save nothing, and time stands still."""
     bench.producer.send_async("orders", b"{}")
     assert bench.seen()["depth"] == 1

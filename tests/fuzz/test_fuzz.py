@@ -36,7 +36,7 @@ def test_S1_no_record_stops_a_step(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(TIMES))
 def test_R1_no_record_stops_the_tables(seed: int, tmp_path: Path) -> None:
-    """They have each record, also those that claim to be batches."""
+    """They have each record, also those that claim to be runs."""
     mutator = Mutator(seed)
     for history, make in ((False, mutator.message), (True, mutator.command)):
         records = []

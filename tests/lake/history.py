@@ -39,7 +39,7 @@ ANY = JournalSegment("spooled", "default", "orders", [1])
 
 
 def message_rows(m: Message) -> list[dict[str, Any]]:
-    """A row for each message of a batch, as the tables query writes them."""
+    """A row for each message of a record, as the query of the tables writes them."""
     return rows_of_messages(records_of([m], {})).drop_columns(["topic_id"]).to_pylist()
 
 

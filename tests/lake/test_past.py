@@ -135,7 +135,7 @@ TIMES_MS = [-(1 << 63), -1, 0, YEAR_9999_ENDS_MS, YEAR_9999_ENDS_MS + 1, (1 << 6
     "odd",
     [
         {"headers_": [("lq", b'{"to": "orders\xff"}')]},  # the tables have it as text
-        # A batch of one message has the same bytes with and without a count.
+        # A run of one message has the same bytes with and without a count.
         *({"value_": value, "headers_": [("lq", b'{"to": "orders", "count": %s}' % count)]}
           for value in (b"no run", None, encode_run([b"1"])) for count in (b"1", b"2")),
         *({"time": ms} for ms in TIMES_MS),  # tables have the nearest readable time

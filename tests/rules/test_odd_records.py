@@ -86,7 +86,7 @@ def test_P3_a_refusal_names_the_allowed_values(
 STARTS = [7, 1.5, True, None, [], {}, "s" * 251, "s" * 10_001]
 
 
-def test_P3_each_message_of_a_malformed_batch_is_refused(steps: Steps) -> None:
+def test_P3_each_message_of_a_malformed_run_is_refused(steps: Steps) -> None:
     (receipt,) = of(Receipts, raw(steps, {**GOOD, "count": 3}))
     assert [nack[:2] for nack in receipt.nacks] == [(n, "malformed") for n in (1, 2, 3)]
     assert receipt.up_to == 3

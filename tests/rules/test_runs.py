@@ -33,7 +33,7 @@ Sent = tuple[PublishHeader, list[bytes], bytes | None, str | None]  # key, heade
 
 
 class Engine(Steps):
-    """at_once: whether it may take a batch's messages together."""
+    """at_once: whether it may take a run's messages together."""
 
     def __init__(self, at_once: bool, *commands: c.Command) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def records_of(sent: list[Sent], one_by_one: bool) -> Records:
 
 
 def check_both(commands: list[c.Command], *steps: list[Sent]) -> Engine:
-    """Engines that got the same messages, in batches and one by one; compared after each step."""
+    """Engines that got the same messages, in runs and one by one; compared after each step."""
     runs, singles = Engine(True, *commands), Engine(False, *commands)
     for sent in steps:
         runs.take(records_of(sent, one_by_one=False))
@@ -141,14 +141,14 @@ def messages() -> st.SearchStrategy[Sent]:
     st.lists(st.lists(messages(), min_size=1, max_size=5), min_size=1, max_size=3),
     st.sampled_from([(), (SUBSCRIBED,), (SUBSCRIBED, EARLY)]),
 )
-def test_P1_S3_a_batch_equals_its_messages_one_by_one(
+def test_P1_S3_a_run_equals_its_messages_one_by_one(
     queues: list[dict[str, Any]], vpns: Any, steps: list[list[Sent]], others: tuple[Any, ...]
 ) -> None:
     check_both([vpns, *[define(**keys) for keys in queues], *others], *steps)
 
 
 def in_order(count: int, size: int, **changes: Any) -> list[Sent]:
-    """Batches of one producer without gaps, as our client sends them."""
+    """Runs of one producer without gaps, as our client sends them."""
     header = PublishHeader(to="orders", producer="p", **changes)
     bodies = [b'{"n": %d}' % n for n in range(size)]
     headers = [msgspec.structs.replace(header, seq=1 + at * size) for at in range(count)]
@@ -157,13 +157,13 @@ def in_order(count: int, size: int, **changes: Any) -> list[Sent]:
 
 @pytest.mark.parametrize("queues", QUEUES, ids=lambda q: " ".join(sorted(q[-1])))
 @pytest.mark.parametrize("others", [(), (SUBSCRIBED,), (SUBSCRIBED, EARLY)], ids=len)
-def test_P1_batches_of_our_client(queues: list[dict[str, Any]], others: tuple[Any, ...]) -> None:
+def test_P1_runs_of_our_client(queues: list[dict[str, Any]], others: tuple[Any, ...]) -> None:
     sent = in_order(6, 8, ttl_ms=9000)
     check_both([*[define(**keys) for keys in queues], *others], sent[:2], sent[1:4], sent[4:])
 
 
-def test_P1_early_acks_apply_to_the_messages_of_a_batch() -> None:
-    """L9: a message acknowledged before it came is never delivered, also from within a batch."""
+def test_P1_early_acks_apply_to_the_messages_of_a_run() -> None:
+    """L9: a message acknowledged before it came is never delivered, also from within a run."""
     engine = check_both([define(), SUBSCRIBED, EARLY], in_order(1, 8))
     acknowledged = {r["message_id"] for r in engine.rows() if r["event"] == "acknowledged"}
     assert acknowledged == {"2", "3", "4"}
@@ -183,12 +183,12 @@ def test_R1_the_journal_names_the_record_and_its_message() -> None:
 
 
 @given(st.lists(st.binary(max_size=20), min_size=1, max_size=RUN_MAX))
-def test_an_encoded_batch_can_be_decoded(payloads: list[bytes]) -> None:
+def test_an_encoded_run_can_be_decoded(payloads: list[bytes]) -> None:
     assert decode_run(encode_run(payloads), len(payloads)) == payloads
 
 
 @given(st.binary(max_size=40), st.integers(1, RUN_MAX))
-def test_any_bytes_are_a_batch_or_an_error(value: bytes, count: int) -> None:
+def test_any_bytes_are_a_run_or_an_error(value: bytes, count: int) -> None:
     payloads, error = None, ""
     try:
         payloads = decode_run(value, count)
@@ -209,7 +209,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("value", "count", "says"), WRONG.values(), ids=WRONG)
-def test_a_malformed_batch_is_rejected_and_others_continue(
+def test_a_malformed_run_is_rejected_and_others_continue(
     bench: Bench, value: bytes | None, count: int, says: str
 ) -> None:
     rejected = bench.engine.open_inbox("default.rejected")
@@ -231,7 +231,7 @@ def test_a_malformed_batch_is_rejected_and_others_continue(
         (None, [("a", b"b" * 10)], "application headers"),
     ],
 )
-def test_S1_a_batch_cannot_multiply_a_key_or_headers(
+def test_S1_a_run_cannot_multiply_a_key_or_headers(
     bench: Bench, count: int, key: bytes | None, headers: Any, has: str
 ) -> None:
     """They would be stored once for each message: a record of 10 MB would take 80 MB."""
@@ -245,7 +245,7 @@ def test_S1_a_batch_cannot_multiply_a_key_or_headers(
     assert bench.seen()["depth"] == 0
 
 
-def test_a_plain_producer_can_send_a_batch_to_a_captured_topic(bench: Bench) -> None:
+def test_a_plain_producer_can_send_a_run_to_a_captured_topic(bench: Bench) -> None:
     """Without `to` and without a producer: the count alone is enough."""
     bench.engine.publish("orders", encode_run([b"{}", b"[]"]), None, [("lq", b'{"count": 2}')])
     assert [m.payload for m in drain(bench.consumer())] == [b"{}", b"[]"]
