@@ -37,7 +37,7 @@ def listening() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
-def test_an_unreachable_spark_master(listening: str, tmp_path: Path) -> None:
+def test_an_unreachable_spark_master_is_reported(listening: str, tmp_path: Path) -> None:
     master, home = f"spark://127.0.0.1:{free_port()}", tmp_path / "home"
     at = ("--bootstrap", listening, "--home", str(home), "--master", master)
     for command in ("run", "submit"):
@@ -84,7 +84,7 @@ def test_a_masters_address_has_a_port(listening: str, tmp_path: Path) -> None:
     ("command", "name"),
     [("up", "monitor_port"), ("up", "metrics_port"), ("run", "metrics_port")],
 )
-def test_a_port_taken_by_another_program(
+def test_a_port_taken_by_another_program_is_reported(
     command: str, name: str, listening: str, tmp_path: Path
 ) -> None:
     port, home = listening.rpartition(":")[2], tmp_path / "home"
@@ -101,7 +101,7 @@ def test_a_port_taken_by_another_program(
     assert command == "run" or not home.exists()
 
 
-def test_no_port_check_without_a_port_or_with_port_0() -> None:
+def test_ports_that_are_0_off_or_not_set_are_not_checked() -> None:
     check_ports({"lakequeue.monitor_port": "0", "lakequeue.metrics_port": "-1"}, *PORTS)
     check_ports({}, *PORTS)
 

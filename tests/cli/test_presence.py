@@ -124,7 +124,7 @@ def vpn() -> str:
 
 
 @pytest.mark.job
-def test_a_vpn_never_served_by_an_engine(kafka: EmbeddedKafka, vpn: str) -> None:
+def test_a_vpn_never_served_by_an_engine_is_reported(kafka: EmbeddedKafka, vpn: str) -> None:
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
     result = run("queues", *at)
     assert result.exit_code == 3

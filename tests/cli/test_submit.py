@@ -90,7 +90,9 @@ def test_the_command_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_spark_submit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_spark_submit_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     done = CliRunner().invoke(main, ["submit", "--master", "yarn", "--print"])
     assert done.exit_code == 3

@@ -32,7 +32,7 @@ def bench() -> RecordedBench:
     return bench
 
 
-def test_a_binary_payload_in_json(bench: RecordedBench, tmp_path: Path) -> None:
+def test_a_binary_payload_is_base64_in_json(bench: RecordedBench, tmp_path: Path) -> None:
     home = str(bench.recorded.write(tmp_path))
     done = run("sql", 'SELECT payload FROM messages ORDER BY "offset"', "--json", "--home", home)
     found = [json.loads(line)["payload"] for line in done.stdout.splitlines()]
@@ -129,7 +129,7 @@ def at(home: Path, *words: str) -> Result:
     return run("at", *words, "--home", str(home))
 
 
-def test_r1_the_state_at_any_moment(home: Path) -> None:
+def test_r1_at_shows_the_state_of_any_moment(home: Path) -> None:
     (queue,) = json.loads(at(home, "last", "queues", "--json").stdout)
     assert json.loads(at(home, "last", "describe", "orders", "--json").stdout) == queue
     found = at(home, "last", "browse", "orders", "--limit", "1000", "--json")
@@ -141,7 +141,7 @@ def test_r1_the_state_at_any_moment(home: Path) -> None:
     assert "defined" in at(home, "last", "events").stdout
 
 
-def test_r1_the_inputs_and_outputs_of_a_step(home: Path) -> None:
+def test_r1_at_shows_the_inputs_and_outputs_of_a_step(home: Path) -> None:
     step = json.loads(at(home, "--step", "1", "step", "--json").stdout)
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
     # the journal is written with a later step: several steps are gathered

@@ -60,7 +60,7 @@ def test_a_table_whose_log_is_broken(home: Path) -> None:
         open_lake(home)
 
 
-def test_a_table_of_a_later_version(home: Path) -> None:
+def test_a_table_of_a_later_version_is_refused(home: Path) -> None:
     place = home / "tables" / "journal"
     deltalake.DeltaTable(place).alter.set_table_properties({SCHEMA: "9"}, raise_if_not_exists=False)
     with pytest.raises(LakequeueError, match="journal has schema version '9'; this version"):

@@ -150,7 +150,7 @@ def test_R3_clients_continue_after_a_rebuild(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("about", [True, False])
-def test_R3_without_a_snapshot_and_without_the_homes_own_file(about: bool, tmp_path: Path) -> None:
+def test_R3_a_rebuild_needs_no_snapshot_and_no_home_record(about: bool, tmp_path: Path) -> None:
     walk = lived(4)
     old = write_history(walk.world, tmp_path / "old")
     if not about:
@@ -238,7 +238,9 @@ def test_R3_a_home_is_rebuilt_in_place(tmp_path: Path) -> None:
     assert New(home, walk).seen() == looked_at(walk)
 
 
-def test_R3_tables_and_checkpoints_on_an_object_store(bucket: str, tmp_path: Path) -> None:
+def test_R3_a_rebuild_uses_tables_and_checkpoints_on_an_object_store(
+    bucket: str, tmp_path: Path
+) -> None:
     """The home has the store's address: tables are read there, and lost checkpoints deleted
     there."""
     walk, store = lived(5, 80), folder(bucket)

@@ -58,7 +58,7 @@ def test_R4_acknowledged_messages_come_back_marked_as_replayed(shop: Shop) -> No
     assert again.id != first
 
 
-def test_R4_wrong_arguments(shop: Shop, tmp_path: Path) -> None:
+def test_R4_wrong_arguments_are_refused(shop: Shop, tmp_path: Path) -> None:
     for options, said in (
         ({"since": "yesterday"}, "since: 'yesterday'"), ({"where": "/n >"}, "found the end"),
         ({"rate": 0}, "rate: 0"), ({"ids": "x"}, "x"),
@@ -73,7 +73,7 @@ def test_R4_wrong_arguments(shop: Shop, tmp_path: Path) -> None:
         shop.bench.admin.replay("orders", home=tmp_path / "nowhere")
 
 
-def test_R4_a_consumer_requests_a_replay(shop: Shop) -> None:
+def test_R4_a_consumer_can_request_a_replay(shop: Shop) -> None:
     shop.bench.send({"n": 0})
     shop.consume()
     shop.bench.advance("1m")

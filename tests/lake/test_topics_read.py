@@ -109,7 +109,7 @@ def test_R1_rows_of_an_earlier_version_name_no_topic() -> None:
     assert topics.may_be_stored(ranges) == {PLACE: (49, 1_000)}
 
 
-def test_R1_a_kafka_without_ids() -> None:
+def test_R1_without_topic_ids_a_shorter_topic_counts_as_recreated() -> None:
     """A topic that ends before the position was recreated."""
     kafka = Kafka(t=("", 50))
     topics = Reading(kafka, {PLACE: {"": (19, 1_000)}})

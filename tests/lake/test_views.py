@@ -155,8 +155,7 @@ def test_consumers_come_and_go(bench: Bench, recorded: Recorded) -> None:
         assert found[1]["unsubscribed_at"] is None
 
 
-def test_unlimited_and_far_times(bench: Bench, recorded: Recorded) -> None:
-    """A delivery time beyond the calendar becomes the calendar's last moment."""
+def test_a_time_beyond_the_calendar_becomes_its_end(bench: Bench, recorded: Recorded) -> None:
     bench.define()
     bench.engine.publish("orders", b"{}", None, [("lq", b'{"deliver_at": 9007199254740991}')])
     with recorded.lake() as lake:
@@ -221,7 +220,7 @@ def test_L12_a_delay_does_not_count_as_waiting(bench: Bench, recorded: Recorded)
     assert delivered["then"]["state"] == "leased"
 
 
-def test_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None:
+def test_a_trace_follows_a_message_over_several_queues(bench: Bench, recorded: Recorded) -> None:
     """C7, X5, X6: published, rejected, dead, redriven; and a copy in another queue."""
     bench.define(dead_message_queue="dead")
     bench.define("dead")

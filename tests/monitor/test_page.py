@@ -157,12 +157,12 @@ def test_queues_are_found_and_sorted(blocked: Served) -> None:
     assert "No queue has “nothing”" in blocked.get("/?q=nothing")
 
 
-def test_leased_messages_and_their_consumers(blocked: Served) -> None:
+def test_leased_messages_are_shown_with_their_consumers(blocked: Served) -> None:
     text = blocked.get("/queue?name=held")
     assert text.count("<td>worker-4</td>") == 3
 
 
-def test_the_page_of_an_engine_without_queues() -> None:
+def test_the_pages_say_what_is_missing() -> None:
     engine = lakequeue.connect("memory://page-empty", config={"queues": []})
     page = Served("memory://page-empty")
     assert "No queue is defined here." in page.get("/")
@@ -253,7 +253,7 @@ def test_many_queues_are_shown_in_part() -> None:
     engine.close()
 
 
-def test_rates_and_their_history(engine: Any) -> None:
+def test_rates_are_computed_between_snapshots_and_kept(engine: Any) -> None:
     now = [1.0]
     vpn_monitor = VpnMonitor(lambda: lakequeue.connect(engine.case_url), 2.0, lambda: now[0])
 
@@ -317,7 +317,7 @@ def test_brokers_queries_and_times(engine: Any) -> None:
     page.close()
 
 
-def test_recent_waiting_times(engine: Any) -> None:
+def test_waiting_times_are_of_recent_deliveries_only(engine: Any) -> None:
     """Of messages delivered between two snapshots, not of all ever delivered."""
     lines = METRICS.splitlines(keepends=True)[-3:]
     grown = [line.replace(" 10\n", " 14\n").replace(" 0\n", " 4\n") for line in lines]

@@ -36,7 +36,7 @@ def shown(vpn_monitor: VpnMonitor, view: Screen, height: int = 40) -> str:
     return console.export_text()
 
 
-def test_all_queues_with_their_reasons(vpn_monitor: VpnMonitor) -> None:
+def test_the_screen_lists_all_queues_with_their_reasons(vpn_monitor: VpnMonitor) -> None:
     text = shown(vpn_monitor, Screen())
     for case in CASES:
         assert case.code in text
@@ -122,7 +122,7 @@ def test_bars() -> None:
     assert spark([]) == ""
 
 
-def test_key_sequences_of_a_terminal() -> None:
+def test_key_sequences_of_a_terminal_are_understood() -> None:
     """Also: the terminal is restored afterwards, and its end ends the command."""
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)

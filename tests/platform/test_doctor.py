@@ -297,7 +297,7 @@ def test_one_broker_reads_all_partitions() -> None:
 
 
 @pytest.mark.parametrize(("age_s", "advised"), [(3_000.0, False), (4_000.0, True)])
-def test_messages_older_than_kafkas_retention(age_s: float, advised: bool) -> None:
+def test_messages_older_than_kafkas_retention_bring_advice(age_s: float, advised: bool) -> None:
     hour = {"default.publish": TopicLook(8, 3, {"retention.ms": "3600000"})}
     check = oldest_check(KafkaLook(hour), "default", {"orders": age_s, "new": 1.0})
     assert (check.ok, bool(check.advice)) == (True, advised)
@@ -397,7 +397,7 @@ def test_doctor_with_a_real_kafka_and_an_engines_reports(
     assert status == 1
 
 
-def test_a_queue_with_a_missing_captured_topic() -> None:
+def test_a_queue_with_a_missing_captured_topic_is_named() -> None:
     """A topic to which clients publish need not exist in Kafka."""
     queues = [
         {"name": name, "definition": {"underlying_topic": topic}, "alerts": alerts,
@@ -462,7 +462,7 @@ def refused(tmp_path: Path) -> Callable[..., str]:
     return start
 
 
-def test_kafka_is_missing(tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_start_without_kafka_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
     address = f"127.0.0.1:{free_port()}"
     said = refused("run", "--bootstrap", address)
     assert address in said
@@ -470,7 +470,7 @@ def test_kafka_is_missing(tmp_path: Path, refused: Callable[..., str]) -> None:
     assert not (tmp_path / "home").exists(), "nothing was started"
 
 
-def test_java_is_missing(
+def test_a_start_without_java_is_refused(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -480,13 +480,15 @@ def test_java_is_missing(
     assert "install" in said
 
 
-def test_the_port_is_taken(refused: Callable[..., str], listener: int) -> None:
+def test_a_start_on_a_taken_port_is_refused(refused: Callable[..., str], listener: int) -> None:
     said = refused("up", "--port", listener)
     assert str(listener) in said
     assert "another port" in said
 
 
-def test_the_home_is_no_home(tmp_path: Path, refused: Callable[..., str], listener: int) -> None:
+def test_a_start_of_a_damaged_home_is_refused(
+    tmp_path: Path, refused: Callable[..., str], listener: int
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "lakequeue.json").write_text("{")
     assert str(tmp_path / "home") in refused("run", "--bootstrap", f"127.0.0.1:{listener}")

@@ -160,7 +160,7 @@ def test_the_homes_secret_is_drawn_once_and_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
 
 
-def test_free_disk_space_for_the_state(tmp_path: Path, live: Any) -> None:
+def test_missing_disk_space_for_the_state_is_reported(tmp_path: Path, live: Any) -> None:
     """Also where there is some room, but not for a batch."""
     home = live(tmp_path / "home")
     before = sorted(home.path.rglob("*"))

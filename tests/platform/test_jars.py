@@ -327,7 +327,7 @@ def test_the_archive_is_made_in_the_background(archiver: Archiver) -> None:
     wait_for(archive.path.exists)
 
 
-def test_the_archive_options_of_spark(
+def test_spark_gets_the_archive_options_before_the_users(
     archiver: Archiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The user's own come last; there are none where Spark's home changes each time."""

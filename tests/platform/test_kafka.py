@@ -79,7 +79,9 @@ def read(broker: EmbeddedKafka, topic: str) -> bytes:
 
 
 @job
-def test_a_running_kafka(kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_kafka_listens_only_here_and_locks_its_home(
+    kafka: EmbeddedKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It shares this session, but not Ctrl-C; it listens on this machine only; and its home has one
     user."""
     properties = kafka.home / "server.properties"
@@ -144,7 +146,7 @@ def test_a_failed_start_quotes_java(broker: EmbeddedKafka, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_an_unwritable_home_of_kafka() -> None:
+def test_an_unwritable_home_of_kafka_is_reported() -> None:
     with pytest.raises(LakequeueError, match="The home /proc/nowhere cannot be written"):
         EmbeddedKafka("/proc/nowhere").start()
 
