@@ -61,7 +61,7 @@ def await_history(tables: Path, connection: lakequeue.Connection, queue: str) ->
         ends = history_ends(tables)
         return ends is not None and ends > last
 
-    until(reached, 120, "the history goes on")
+    until(reached, 120, "the history continues")
 
 
 def in_kafka(bootstrap: str, topic: str) -> dict[tuple[str, int], int]:

@@ -69,11 +69,11 @@ def test_R1_aborted_records_are_in_no_table(job: Job, connection: lakequeue.Conn
         about = {"event": "spooled", "message_id": sent}
         return rows_where(job.engine.tables / "journal", ["event"], **about)
 
-    until(is_there, 30, "the journal goes on")
+    until(is_there, 30, "the journal continues")
     foreign.abort_transaction(30)
     put(foreign, b"tx 4", foreign.commit_transaction)
     wanted = sorted([*before, b"tx 0", b"tx 2", b"tx 4"])
-    until(lambda: payloads(job) == wanted, 60, "what came behind it")
+    until(lambda: payloads(job) == wanted, 60, "the records after it")
     connection.admin().purge(QUEUE)
     await_history(job.engine.tables, connection, QUEUE)
     check_steps_are_made_again(home, QUEUE)

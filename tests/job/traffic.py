@@ -91,7 +91,7 @@ class Traffic:
     def goes_on(self, more: int, seconds: float) -> float:
         """Wait until so many more were acknowledged; returns the time it took."""
         begun, enough = time.monotonic(), len(self.acked) + more
-        until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic goes on")
+        until(lambda: len(self.acked) >= enough or self.errors, seconds, "traffic continues")
         assert not self.errors, self.errors
         return time.monotonic() - begun
 

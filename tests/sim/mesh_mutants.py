@@ -16,22 +16,24 @@ from lakequeue.state.queue.broker import Broker
 
 from .mutants import msgspec_replace, never_done, planted, with_value
 
-never_done("a_lane_that_was_refused_is_not_tried_again", stand_ins, "retry")
-never_done("a_move_does_not_go_on_when_it_is_confirmed", stand_ins, "resume")
+never_done("a_refused_lane_is_not_retried", stand_ins, "retry")
+never_done("a_confirmed_move_does_not_continue", stand_ins, "resume")
 never_done("changes_wait_without_bound", Keeper, "check_room")
-never_done("a_missing_word_is_not_noticed", channel, "_ask")
+never_done("a_missing_message_between_brokers_is_not_noticed", channel, "_ask")
 never_done("a_repetition_repeats_nothing", channel, "_repeat")
-never_done("what_comes_again_over_a_bridge_is_not_answered_again", far_end, "_answered")
-never_done("what_waits_for_a_queue_stays_where_it_was", rehome._Rehoming, "_redirect")
+never_done("a_repetition_over_a_bridge_is_not_answered", far_end, "_answered")
+never_done("messages_waiting_for_a_queue_are_not_redirected", rehome._Rehoming, "_redirect")
 # Those of another broker may be lower.
 with_value(
-    "a_bridge_that_is_made_again_has_the_numbers_of_its_broker_alone",
+    "a_recreated_bridge_ignores_the_numbers_of_other_brokers",
     Link, "number", property(lambda self: self.queue),
 )  # fmt: skip
 
 
 @planted(channel, "hear")
-def a_word_is_heard_twice(original: Any, broker: Any, facts: Any, vpn: str, value: Any) -> Any:
+def a_message_between_brokers_is_read_twice(
+    original: Any, broker: Any, facts: Any, vpn: str, value: Any
+) -> Any:
     envelope = channel.mesh_messages.decode(value)
     peer = facts.peers.get(envelope.sender)
     if peer is not None and envelope.number == peer.heard and envelope.kind != "sync":
@@ -40,7 +42,7 @@ def a_word_is_heard_twice(original: Any, broker: Any, facts: Any, vpn: str, valu
 
 
 @planted(channel, "hear")
-def words_behind_a_lost_one_are_taken(
+def messages_after_a_lost_one_are_accepted(
     original: Any, broker: Any, facts: Any, vpn: str, value: Any
 ) -> Any:
     envelope = channel.mesh_messages.decode(value)
@@ -51,21 +53,21 @@ def words_behind_a_lost_one_are_taken(
 
 
 @planted(channel, "_forget_confirmed")
-def one_more_is_forgotten_than_was_confirmed(
+def one_message_more_is_forgotten_than_confirmed(
     original: Any, broker: Any, peer: Any, number: int
 ) -> None:
     original(broker, peer, number + 1)
 
 
 @planted(stand_ins, "with_messages")
-def what_is_said_again_of_a_queue_lacks_its_last_message(
+def a_repetition_lacks_the_last_message_of_a_queue(
     original: Any, broker: Any, to: int, message: Any, ids: Any, budget: Any
 ) -> Any:
     return original(broker, to, message, ids[:-1], budget)
 
 
 @planted(Mesh, "mark")
-def what_was_said_is_not_counted(original: Any, self: Mesh) -> None:
+def a_mark_does_not_count_the_last_message_to_a_broker(original: Any, self: Mesh) -> None:
     said = {n: peer.said for n, peer in self.facts.peers.items()}
     for peer in self.facts.peers.values():
         peer.said = max(peer.said - 1, 0)
@@ -75,7 +77,7 @@ def what_was_said_is_not_counted(original: Any, self: Mesh) -> None:
 
 
 @planted(stand_ins, "_refused")
-def a_far_refusal_loses_what_was_under_way(
+def a_far_refusal_loses_a_message_in_transit(
     original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
 ) -> None:
     for one in queue.header.subscriptions:
@@ -85,28 +87,26 @@ def a_far_refusal_loses_what_was_under_way(
 
 
 @planted(stand_ins, "_stored")
-def what_was_stored_far_away_is_sent_again(
+def a_message_stored_far_away_is_sent_again(
     original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
 ) -> None:
     original(broker, facts, queue, sender, msgspec_replace(said, stored=said.stored[:-1]))
 
 
 @planted(handover, "enter_in_place")
-def a_queue_that_moves_forgets_a_message(original: Any, broker: Any, queue: Any, row: Any) -> None:
+def a_moving_queue_loses_messages(original: Any, broker: Any, queue: Any, row: Any) -> None:
     if row.id % 2:
         original(broker, queue, row)
 
 
 @planted(handover, "enter_in_place")
-def a_queue_that_moves_counts_deliveries_anew(
-    original: Any, broker: Any, queue: Any, row: Any
-) -> None:
+def a_moving_queue_counts_deliveries_anew(original: Any, broker: Any, queue: Any, row: Any) -> None:
     row.deliveries = 0
     original(broker, queue, row)
 
 
 @planted(moves, "_hand_over")
-def a_queue_that_moves_forgets_what_nobody_has_confirmed(
+def a_moving_queue_forgets_unconfirmed_messages(
     original: Any, broker: Any, facts: Any, queue: Any, one: Any, rows: Any
 ) -> None:
     original(broker, facts, queue, one, rows)
@@ -114,7 +114,7 @@ def a_queue_that_moves_forgets_what_nobody_has_confirmed(
 
 
 @planted(stand_ins, "_not_granted")
-def what_fails_at_another_broker_takes_all_back(
+def a_failure_at_another_broker_takes_all_messages_back(
     original: Any, broker: Any, facts: Any, queue: Any, sender: int, said: Any
 ) -> None:
     """Everything in transit to it comes back, also messages stored there."""
@@ -127,7 +127,7 @@ def what_fails_at_another_broker_takes_all_back(
 
 
 @planted(handover, "failed")
-def what_failed_at_another_broker_is_not_counted(original: Any, *said: Any) -> None:
+def failures_at_another_broker_are_not_counted(original: Any, *said: Any) -> None:
     """So its consumers seem to have room for less and less."""
     with patch.object(handover, "count_come", lambda *counted: None):
         original(*said)
@@ -142,7 +142,7 @@ def a_mark_leaves_out_used_room(original: Any, facts: Any, *rest: Any) -> None:
 
 
 @planted(far_end, "_accept_number")
-def what_comes_again_over_a_bridge_is_taken_again(
+def a_repetition_over_a_bridge_is_accepted(
     original: Any, broker: Any, vpn: str, arrival: Any, said: Any
 ) -> bool:
     is_next = original(broker, vpn, arrival, said)
@@ -151,7 +151,7 @@ def what_comes_again_over_a_bridge_is_taken_again(
 
 
 @planted(far_end, "_accept_number")
-def a_missing_number_of_a_bridge_is_passed_over(
+def a_missing_number_of_a_bridge_is_skipped(
     original: Any, broker: Any, vpn: str, arrival: Any, said: Any
 ) -> bool:
     home = arrival.homes.get(said.epoch)
@@ -161,7 +161,7 @@ def a_missing_number_of_a_bridge_is_passed_over(
 
 
 @planted(rehome._Rehoming, "_know")
-def a_removed_broker_is_heard_again(original: Any, self: Any, broker: Broker) -> None:
+def messages_of_a_removed_broker_are_accepted(original: Any, self: Any, broker: Broker) -> None:
     original(self, broker)
     rehome.facts_of(broker).removed = []
 

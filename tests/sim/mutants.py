@@ -85,8 +85,8 @@ def msgspec_replace(said: Any, **changed: Any) -> Any:
 # ---------------------------------------------------------------- the driver
 
 
-@planted(Driver, "one", "says_before_the_log_has_it")
-def _says_all(original: Any, self: Driver, *rest: Any) -> Any:
+@planted(Driver, "one", "outputs_are_sent_before_the_log_has_their_step")
+def _sends_all(original: Any, self: Driver, *rest: Any) -> Any:
     taken = original(self, *rest)
     while self._unsaid:
         step, records = self._unsaid.popleft()
@@ -95,8 +95,8 @@ def _says_all(original: Any, self: Driver, *rest: Any) -> Any:
     return taken
 
 
-@planted(Driver, "_send_written", "says_before_the_log_has_it")
-def _counts_what_is_written(original: Any, self: Driver, timeout_s: float) -> None:
+@planted(Driver, "_send_written", "outputs_are_sent_before_the_log_has_their_step")
+def _counts_written_steps(original: Any, self: Driver, timeout_s: float) -> None:
     for at in self._log.written(timeout_s):
         self.log_at = at + 1
 
@@ -107,13 +107,13 @@ def the_fence_is_skipped(original: Any, self: StepsLog, attempt: int, value: byt
 
 
 @planted(worker.Worker, "replay")
-def what_was_written_before_the_fence_is_not_read(original: Any, self: worker.Worker) -> None:
+def steps_written_before_the_fence_are_not_read(original: Any, self: worker.Worker) -> None:
     if self.site.log.owner != self.attempt:
         original(self)
 
 
 @planted(Driver, "replay")
-def a_replay_says_nothing(original: Any, self: Driver, logged: Any, again: Any) -> Any:
+def a_replay_sends_nothing(original: Any, self: Driver, logged: Any, again: Any) -> Any:
     send, self._outbox = self._outbox, Silent()  # type: ignore[assignment]
     try:
         return original(self, logged, again)
@@ -136,7 +136,7 @@ def a_snapshot_forgets_the_journal(original: Any, self: Driver, *rest: Any) -> A
 
 
 @planted(worker.BrokerClock, "start")
-def time_runs_back(original: Any, self: Any, lived: int) -> None:
+def the_clock_runs_backwards(original: Any, self: Any, lived: int) -> None:
     original(self, 0)
 
 
@@ -153,7 +153,7 @@ def a_snapshot_reads_a_plain_record_again(original: Any, self: Driver, *rest: An
 
 
 @planted(JournalBuffer, "take")
-def the_last_words_of_a_journal_are_lost(original: Any, self: JournalBuffer, now: int) -> Any:
+def the_last_segment_of_a_journal_is_lost(original: Any, self: JournalBuffer, now: int) -> Any:
     found = original(self, now)
     if found is not None and len(found.segments) > 5:
         found.segments = found.segments[:-1]
@@ -161,7 +161,7 @@ def the_last_words_of_a_journal_are_lost(original: Any, self: JournalBuffer, now
 
 
 @planted(driving.msgspec.structs, "replace")
-def what_failed_is_not_written_down(original: Any, record: Any, **changed: Any) -> Any:
+def skipped_records_are_not_logged(original: Any, record: Any, **changed: Any) -> Any:
     changed.pop("skipped", None)
     return original(record, **changed)
 
@@ -179,7 +179,7 @@ def a_step_leaves_a_record_out(original: Any, self: worker.Worker, what: Any) ->
 
 
 @planted(Driver, "one")
-def what_a_failed_step_changed_stays(original: Any, self: Driver, *rest: Any) -> Any:
+def changes_of_a_failed_step_stay(original: Any, self: Driver, *rest: Any) -> Any:
     """Its driver continues with the live state that the failed step has changed."""
     try:
         return original(self, *rest)
@@ -188,15 +188,16 @@ def what_a_failed_step_changed_stays(original: Any, self: Driver, *rest: Any) ->
 
 
 @planted(admission.Admission, "_take_in")
-def one_of_several_fails_among_them_again(
+def a_record_that_failed_among_others_is_joined_again(
     original: Any, self: Any, queues: Any, messages: Any, together: bool
 ) -> None:
     original(self, queues, messages, True)
 
 
 @planted(directory, "hear_entries")
-def a_broker_hears_of_no_changes(original: Any, broker: Any, facts: Any, *rest: Any) -> Any:
-    """Changes of the directory."""
+def a_broker_ignores_changes_of_the_directory(
+    original: Any, broker: Any, facts: Any, *rest: Any
+) -> Any:
     return None if facts.edition > 5 else original(broker, facts, *rest)
 
 
@@ -206,7 +207,7 @@ never_done("a_lost_deletion_is_not_noticed", directory, "_gone", [])
 
 never_done("a_lease_never_ends", stepping, "act_on_deadlines")
 never_done("cold_rows_come_late", Runs, "first")
-never_done("a_dead_message_is_left_where_it_died", dead, "over_quota", True)
+never_done("dead_messages_never_fit_their_queue", dead, "over_quota", True)
 
 
 @planted(Broker, "begin_mark")
@@ -236,7 +237,7 @@ def a_session_is_not_saved(original: Any, self: Broker, kind: str, name: Any) ->
 
 
 @planted(Broker, "load")
-def a_broker_that_is_loaded_serves_nobody(original: Any, *given: Any) -> Any:
+def a_loaded_broker_serves_nobody(original: Any, *given: Any) -> Any:
     broker = original(*given)
     for queue in broker.queues.values():
         queue.header.again = queue.wanted = False

@@ -8,8 +8,10 @@ from sim import mesh_mutants as mesh_mutants
 from sim.mutants import MUTANTS, hunt
 
 SAMPLE = (
-    "says_before_the_log_has_it", "the_fence_is_skipped", "a_snapshot_forgets_the_journal",
-)  # fmt: skip
+    "outputs_are_sent_before_the_log_has_their_step",
+    "the_fence_is_skipped",
+    "a_snapshot_forgets_the_journal",
+)
 
 
 @pytest.mark.parametrize("name", SAMPLE)
