@@ -35,7 +35,7 @@ class Died(Exception):
 
 
 class Checkpoint:
-    """What a job leaves behind when it dies: Spark's two logs and the table, batch by batch."""
+    """The remains of a job that died: Spark's two logs and the table, batch by batch."""
 
     def __init__(self) -> None:
         self.offsets: list[str] = []
