@@ -22,7 +22,7 @@ rows = spark.readStream.format("lakequeue").options(connection=url, queue=queue)
 query = (
     rows.writeStream.format("delta")
     .option("checkpointLocation", str(folder / "checkpoint"))
-    .trigger(availableNow=True)  # reads the messages that are there now; without it, for ever
+    .trigger(availableNow=True)  # the messages that are there now; without it, for ever
     .start(str(folder / "orders"))
 )
 query.awaitTermination()
