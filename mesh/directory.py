@@ -34,10 +34,11 @@ def wire_entry(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
 def set_brokers(
     broker: Broker, facts: MeshFacts, brokers: dict[str, int], groups: dict[str, str]
 ) -> None:
-    """Set the home's brokers."""
+    """Set the home's brokers. A late instruction may still name a removed one."""
+    brokers = {name: number for name, number in brokers.items() if number not in facts.removed}
     if (facts.brokers, facts.groups) == (brokers, groups):
         return
-    facts.brokers, facts.groups = dict(brokers), dict(groups)
+    facts.brokers, facts.groups = brokers, dict(groups)
     for name, number in brokers.items():
         if number != broker.header.number:
             facts.peers.setdefault(number, Peer(name))
@@ -69,7 +70,7 @@ def enter_only(broker: Broker, facts: MeshFacts, message: Entries) -> None:
         else:
             with suppress(msgspec.DecodeError):  # it may be what failed
                 entries[one.queue] = entry = _entry.decode(one.entry)
-                moves.decline(broker, facts, one.vpn, one.queue, entry)
+                moves.follow_failed(broker, facts, one.vpn, one.queue, entry)
     topic = message.topic
     changed = None if topic is None else entry_of(facts, topic.vpn, topic.queue)
     if topic is not None and changed is not None:

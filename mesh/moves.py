@@ -56,13 +56,22 @@ _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its
 
 def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Go on with a queue's move here, after its entry in the directory changed."""
-    key = key_of(vpn, name)
     if entry.moves_to is None:
-        number = facts.arriving.pop(key, None)
-        if number is not None:  # the move was called off before messages came
-            broker.drop_queue(broker.queues[number])
+        _expect_no_more(broker, facts, key_of(vpn, name))
     elif entry.moves_to == broker.header.number:
         _expect(broker, facts, vpn, name, entry)
+
+
+def follow_failed(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+    """Like `follow`, for a change that this broker failed to apply: a queue that is to move here
+    stays where it is."""
+    key, own = key_of(vpn, name), broker.header
+    is_here = key in facts.arriving or broker.find(vpn, name) is not None
+    if entry.moves_to is None:
+        _expect_no_more(broker, facts, key)
+    elif entry.moves_to == own.number and not is_here:
+        why = f"queue {name!r}: stays, broker {own.name!r} cannot take it, see its log"
+        _end_move(broker, facts, vpn, name, entry, why)
 
 
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
@@ -93,14 +102,11 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
 
 
-def decline(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Call off a queue's move to this broker, which failed to prepare for it."""
-    own = broker.header
-    if entry.moves_to != own.number or key_of(vpn, name) in facts.arriving:
-        return
-    if broker.find(vpn, name) is None:
-        why = f"queue {name!r}: stays, broker {own.name!r} cannot take it, see its log"
-        _end_move(broker, facts, vpn, name, entry, why)
+def _expect_no_more(broker: Broker, facts: MeshFacts, key: str) -> None:
+    """Drop a queue whose move here was called off before messages came."""
+    number = facts.arriving.pop(key, None)
+    if number is not None:
+        broker.drop_queue(broker.queues[number])
 
 
 def enter_in_place(broker: Broker, queue: Queue, row: Row) -> None:

@@ -314,6 +314,29 @@ def test_M5_a_queue_stays_if_its_new_host_cannot_prepare_for_it(
     assert mesh.found("c") == list(range(12))
 
 
+def test_M5_a_called_back_queue_is_dropped_where_the_call_back_fails(
+    monkeypatch: pytest.MonkeyPatch, network: Network
+) -> None:
+    mesh = Filled(monkeypatch)
+    apply_entry = directory.apply_entry
+
+    def fails(broker: Any, *rest: Any) -> None:
+        if broker.header.name == "c" and rest[-1].definition.max_cancels == 77:
+            raise RuntimeError("a bug")
+        apply_entry(broker, *rest)
+
+    monkeypatch.setattr(directory, "apply_entry", fails)
+    network.lose("come", times=100)
+    moved = mesh.move("q", "c")
+    mesh.change("q", max_cancels=77)
+    mesh.tell(c.MoveQueue(queue="q", broker="b"))
+    assert "called back" in moved[0]["error"]
+    network.heal()
+    mesh.go_on()
+    assert not mesh.facts("c").arriving
+    assert mesh.found("b") == list(range(12))
+
+
 def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -206,6 +206,16 @@ def test_M4_late_records_of_a_removed_broker_are_ignored(monkeypatch: pytest.Mon
     assert "mesh_gap" not in events
 
 
+def test_M4_a_late_list_of_brokers_does_not_bring_a_removed_one_back() -> None:
+    """Each change of the directory would wait for its confirmation, for ever."""
+    home = Home(local("q", "a"))
+    home.engine.change(remove="b")
+    for brokers in ({"a": 0, "b": 1}, {"a": 0}):
+        home.engine.instruct("default", c.encode_command(c.Peers(brokers=brokers)), "a")
+    home.admin.define(local("other", "a"))
+    assert (home.facts("a").brokers, set(home.facts("a").peers)) == ({"a": 0}, set())
+
+
 def test_L9_an_early_ack_waits_at_its_queues_broker() -> None:
     home = Home(local("q", "b"))
     said = c.Ack(queue="q", subscription="s", ids=str((1 << 48) + 3))
