@@ -37,7 +37,7 @@ class StepCapture:
         self.records = list(records)
 
     def acked(self) -> int | None:
-        """None: Kafka has none of these outputs."""
+        """None: a reconstruction writes no outputs to Kafka."""
         return None
 
     def append(self, value: bytes) -> None:

