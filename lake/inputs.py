@@ -35,10 +35,13 @@ _OPENED = """
 SELECT step, opened FROM steps
 WHERE broker = $broker AND step > $after AND opened IS NOT NULL ORDER BY step
 """
+# In a table without topic ids, which is of version 3, `topic_id` means the outer one.
 _MESSAGES = """
-SELECT "offset", epoch_ms(time), key, payload, lq, headers, topic_id, item FROM {table}
-WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
-ORDER BY "offset", time, 7, item
+SELECT found.* FROM (SELECT NULL AS topic_id) AS no_ids, LATERAL (
+  SELECT "offset", epoch_ms(time) AS ms, key, payload, lq, headers, topic_id, item FROM {table}
+  WHERE topic = $topic AND "partition" = $partition AND "offset" BETWEEN $first AND $last
+) AS found
+ORDER BY "offset", ms, found.topic_id, item
 """
 _COMMANDS = """
 SELECT "offset", epoch_ms(time), key, value, NULL, headers, topic_id FROM {table}
