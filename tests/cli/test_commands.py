@@ -290,7 +290,7 @@ def test_an_event_shows_its_time(engine: Engine) -> None:
 # ---------------------------------------------------------------- bridges
 
 
-def test_h2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
+def test_H2_bridges_are_defined_shown_and_deleted(shell: Engine) -> None:
     assert shell.run("bridges").stdout == "VPN 'default' has no bridges.\n"
     with lakequeue.connect("memory://cli-far") as far:
         there = {"name": "out", "from": shell.url, "to": "broker-0", "subscriptions": ["a/>"]}

@@ -50,7 +50,7 @@ def wait_until_written(process: subprocess.Popen[bytes]) -> None:
     time.sleep(0.1)
 
 
-def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
+def test_L1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
     shell = f"{' '.join(PROCESS)} 200 | head -1"
     done = subprocess.run(shell, shell=True, capture_output=True, timeout=90)
     assert done.stdout == b"0\n"
@@ -58,14 +58,14 @@ def test_l1_head_takes_one_message_and_no_more_is_acknowledged() -> None:
     assert said == left(BROKEN_PIPE, depth=199, acknowledged=1, attempts=said["attempts"])
 
 
-def test_l1_a_reader_that_reads_all_gets_all() -> None:
+def test_L1_a_reader_that_reads_all_gets_all() -> None:
     process = start(100, "--timeout", "0")
     out, said = process.communicate(timeout=90)
     assert out.split() == [b"%d" % n for n in range(100)]
     assert json.loads(said)["depth"] == 0
 
 
-def test_l1_messages_a_slow_reader_has_not_read_return_to_the_queue() -> None:
+def test_L1_messages_a_slow_reader_has_not_read_return_to_the_queue() -> None:
     process = start(3)
     wait_until_written(process)
     process.send_signal(signal.SIGTERM)
@@ -82,7 +82,7 @@ def test_consume_ends_with_its_reader_although_no_message_comes() -> None:
     assert said == left(status=BROKEN_PIPE, depth=0, acknowledged=1)
 
 
-def test_l1_messages_read_before_the_reader_exits_are_acknowledged(
+def test_L1_messages_read_before_the_reader_exits_are_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The reader reads and exits between the check of unread bytes and the check for readers."""

@@ -129,7 +129,7 @@ def at(home: Path, *words: str) -> Result:
     return run("at", *words, "--home", str(home))
 
 
-def test_r1_at_shows_the_state_of_any_moment(home: Path) -> None:
+def test_R1_at_shows_the_state_of_any_moment(home: Path) -> None:
     (queue,) = json.loads(at(home, "last", "queues", "--json").stdout)
     assert json.loads(at(home, "last", "describe", "orders", "--json").stdout) == queue
     found = at(home, "last", "browse", "orders", "--limit", "1000", "--json")
@@ -141,7 +141,7 @@ def test_r1_at_shows_the_state_of_any_moment(home: Path) -> None:
     assert "defined" in at(home, "last", "events").stdout
 
 
-def test_r1_at_shows_the_inputs_and_outputs_of_a_step(home: Path) -> None:
+def test_R1_at_shows_the_inputs_and_outputs_of_a_step(home: Path) -> None:
     step = json.loads(at(home, "--step", "1", "step", "--json").stdout)
     assert [r["topic"] for r in step["took"]] == ["default.commands"] * 2
     # the journal is written with a later step: several steps are gathered
@@ -149,7 +149,7 @@ def test_r1_at_shows_the_inputs_and_outputs_of_a_step(home: Path) -> None:
     assert at(home, "--step", "1", "step").stdout.startswith("It read 2 records:\n")
 
 
-def test_r3_rebuild(home: Path, tmp_path: Path) -> None:
+def test_R3_rebuild(home: Path, tmp_path: Path) -> None:
     new = tmp_path / "new"
     command = ["rebuild", "--from", str(home), "--home", str(new)]
     said = run(*command)

@@ -8,7 +8,7 @@ from lakequeue.cli import main
 from lakequeue.examples.demo.blocked_bridge import CONSUMER_BACK_S, RATE
 
 
-def test_h2_h3_the_chart_of_rates_with_one_lane_and_with_lanes() -> None:
+def test_H2_H3_the_chart_of_rates_with_one_lane_and_with_lanes() -> None:
     done = CliRunner().invoke(main, ["demo", "bridge", "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)

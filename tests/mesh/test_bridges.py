@@ -24,7 +24,7 @@ BROKERS = ("one", "two", "three")
 
 
 @pytest.mark.parametrize(("near", "far"), [("one", "two"), ("two", "one"), ("two", "three")])
-def test_h1_a_bridge_takes_messages_published_at_any_broker(near: str, far: str) -> None:
+def test_H1_a_bridge_takes_messages_published_at_any_broker(near: str, far: str) -> None:
     home = Vpns(near, far)
     home.define("q", "a/>")
     for broker in BROKERS:
@@ -45,7 +45,7 @@ def test_h1_a_bridge_takes_messages_published_at_any_broker(near: str, far: str)
                 refused("#bridge/ab")
 
 
-def test_h1_deleting_a_bridge_at_any_broker_returns_the_waiting_messages() -> None:
+def test_H1_deleting_a_bridge_at_any_broker_returns_the_waiting_messages() -> None:
     home = Vpns("two", "one")
     for n, broker in enumerate(("three", "one")):
         home.a(broker).producer().send("a/b", b"%d" % n)
@@ -64,7 +64,7 @@ def test_h1_deleting_a_bridge_at_any_broker_returns_the_waiting_messages() -> No
     assert home.bodies("q") == ["3"]
 
 
-def test_h1_a_bridge_is_hosted_by_the_broker_that_defines_it() -> None:
+def test_H1_a_bridge_is_hosted_by_the_broker_that_defines_it() -> None:
     home = Vpns("one", "two")
     home.a("three").admin().bridge({"name": "x", "to": "vpn://b", "subscriptions": ["x"]})
     seen = home.a("one").admin().describe_bridge("x")
@@ -81,7 +81,7 @@ def test_h1_a_bridge_is_hosted_by_the_broker_that_defines_it() -> None:
             home.a("two").admin().bridge(one | changes)
 
 
-def test_x4_l12_times_continue_over_brokers_and_a_bridge() -> None:
+def test_X4_L12_times_continue_over_brokers_and_a_bridge() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     producer = home.a("one").producer()
@@ -94,7 +94,7 @@ def test_x4_l12_times_continue_over_brokers_and_a_bridge() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_h1_nothing_is_lost_or_doubled_whichever_broker_dies(seed: int) -> None:
+def test_H1_nothing_is_lost_or_doubled_whichever_broker_dies(seed: int) -> None:
     home = Vpns("two", "three", TINY)
     home.define("small", "a/0", max_spool_messages=2)
     home.define("all", "a/1", "a/2")
@@ -117,7 +117,7 @@ def test_h1_nothing_is_lost_or_doubled_whichever_broker_dies(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", ["per-destination", "none"])
-def test_h1_cold_messages_cross_in_order(lanes: str) -> None:
+def test_H1_cold_messages_cross_in_order(lanes: str) -> None:
     homes = Two(Limits(live_rows=8, segment_rows=4, bridge_rows=7, delivery_rows=5), lanes=lanes)
     homes.define("small", "a/0", max_spool_messages=20)
     homes.define("all", "a/1", "a/2", "a/3")
@@ -153,7 +153,7 @@ def test_H1_a_single_broker_passes_messages_to_its_other_vpn_at_once() -> None:
 
 
 @pytest.mark.parametrize("to", ["a home", "a VPN of this home"])
-def test_h1_a_failure_at_the_far_end_blocks_only_its_lane_and_happens_once(
+def test_H1_a_failure_at_the_far_end_blocks_only_its_lane_and_happens_once(
     to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between VPNs both ends are at one broker: a step passes the message on, without a record."""
@@ -188,7 +188,7 @@ def test_h1_a_failure_at_the_far_end_blocks_only_its_lane_and_happens_once(
     assert ends.seen()["blocked"] == []
 
 
-def test_h2_the_next_blocking_queue_is_shown() -> None:
+def test_H2_the_next_blocking_queue_is_shown() -> None:
     home = Vpns("two", "three")
     for queue in ("first", "then"):
         home.define(queue, "a/b", max_spool_messages=1)
@@ -206,7 +206,7 @@ def test_h2_the_next_blocking_queue_is_shown() -> None:
     ]  # fmt: skip
 
 
-def test_h5_an_endpoint_is_shut_down_by_any_broker() -> None:
+def test_H5_an_endpoint_is_shut_down_by_any_broker() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.a("one", "admin").admin().shutdown("#bridge/ab", egress=True)
@@ -216,7 +216,7 @@ def test_h5_an_endpoint_is_shut_down_by_any_broker() -> None:
     assert home.bodies("q") == ["1"]
 
 
-def test_h1_messages_sent_over_a_bridge_are_not_called_back() -> None:
+def test_H1_messages_sent_over_a_bridge_are_not_called_back() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.engine.cut("three")
@@ -227,7 +227,7 @@ def test_h1_messages_sent_over_a_bridge_are_not_called_back() -> None:
     assert home.bodies("q") == ["1"]
 
 
-def test_h1_a_receipt_for_a_deleted_bridge_changes_nothing() -> None:
+def test_H1_a_receipt_for_a_deleted_bridge_changes_nothing() -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.engine.cut("three")
@@ -239,7 +239,7 @@ def test_h1_a_receipt_for_a_deleted_bridge_changes_nothing() -> None:
     assert not [e for e in home.engine.journal() if e["event"] == "mesh_refused"]
 
 
-def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Network) -> None:
+def test_H1_large_messages_of_several_lanes_cross_in_several_records(network: Network) -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     home.near.admin().shutdown("#bridge/ab", egress=True)
@@ -251,7 +251,7 @@ def test_h1_large_messages_of_several_lanes_cross_in_several_records(network: Ne
 
 
 @pytest.mark.parametrize("when", ["before it is sent", "before it is sent again"])
-def test_h1_s1_only_messages_without_content_are_lost(when: str, network: Network) -> None:
+def test_H1_S1_only_messages_without_content_are_lost(when: str, network: Network) -> None:
     home = Vpns("two", "three")
     home.define("q", "a/>")
     spool = home.engine.broker("two")._replica.broker.spool  # type: ignore[attr-defined]
@@ -284,7 +284,7 @@ def test_h1_s1_only_messages_without_content_are_lost(when: str, network: Networ
     assert len(lost) == 2
 
 
-def test_h1_a_failed_endpoint_continues_once_its_bridge_is_redefined() -> None:
+def test_H1_a_failed_endpoint_continues_once_its_bridge_is_redefined() -> None:
     home = Vpns("two", "three")
     home.send("a/b", "1")  # blocked, since it has no queue yet
     near: Any = home.engine.broker("two")
@@ -309,7 +309,7 @@ def test_a_vpn_has_a_limit_of_bridges(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- brokers are added and removed
 
 
-def test_m4_a_bridge_continues_beside_an_added_broker_and_keeps_its_own(
+def test_M4_a_bridge_continues_beside_an_added_broker_and_keeps_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(Two, "ENGINE", RestingEngine)
@@ -340,7 +340,7 @@ def test_m4_a_bridge_continues_beside_an_added_broker_and_keeps_its_own(
     west.change(remove="near")
 
 
-def test_m4_brokers_without_a_bridge_end_come_and_go() -> None:
+def test_M4_brokers_without_a_bridge_end_come_and_go() -> None:
     home = Vpns("two", "three", engine=RestingEngine)
     home.define("q", "a/>")
     engine: Any = home.engine
@@ -361,7 +361,7 @@ def test_m4_brokers_without_a_bridge_end_come_and_go() -> None:
     engine.change(remove="two")
 
 
-def test_m4_an_added_broker_knows_the_bridges() -> None:
+def test_M4_an_added_broker_knows_the_bridges() -> None:
     home = Vpns(engine=RestingEngine, brokers=["one"])
     home.define("q", "a/>")
     engine: Any = home.engine

@@ -481,7 +481,7 @@ def test_a_large_form_is_refused(admin_page: Served) -> None:
     assert admin_page.ask("/redrive", {"word": "x" * 2_000_000})[0] == 403
 
 
-def test_h2_a_bridge_names_the_blocking_endpoint(engine: Any, open_page: Served) -> None:
+def test_H2_a_bridge_names_the_blocking_endpoint(engine: Any, open_page: Served) -> None:
     with lakequeue.connect("memory://page-far") as far:
         bridge = {"name": "out", "subscriptions": ["a/>"]}
         far.admin().bridge({**bridge, "from": engine.case_url, "to": "broker-0"})

@@ -118,7 +118,7 @@ def ends() -> Iterator[Ends]:
     one.close()
 
 
-def test_h1_a_copier_may_stop_anywhere_and_the_next_start_earlier(ends: Ends) -> None:
+def test_H1_a_copier_may_stop_anywhere_and_the_next_start_earlier(ends: Ends) -> None:
     ends.far.admin().bridge({**ends.definition, "from": "kafka://west:1", "to": "far"})
     own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
     ends.far.admin().define(own)
@@ -160,7 +160,7 @@ class Deaf:
         """Read nothing."""
 
 
-def test_h1_silence_is_reported_and_everything_is_copied_again(
+def test_H1_silence_is_reported_and_everything_is_copied_again(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A Kafka whose engine is down is no open connection (H2), however often it is tried. A far end
@@ -187,7 +187,7 @@ def test_h1_silence_is_reported_and_everything_is_copied_again(
     assert ends.far.admin().describe("q")["depth"] == 1
 
 
-def test_h1_a_missing_far_end_is_reported(ends: Ends) -> None:
+def test_H1_a_missing_far_end_is_reported(ends: Ends) -> None:
     ends.near.admin().bridge(ends.definition)
     for changes, why in (
         ({"to": f"kafka://{ends.address}?broker=nobody"}, "has no broker 'nobody'; it has none"),
@@ -219,7 +219,7 @@ def states_of(copier: HomeCopier) -> list[str]:
     return [home_bridges.decode_copied(value).why for value in said]
 
 
-def test_h1_a_copier_goes_on_though_kafka_takes_nothing(copier: HomeCopier) -> None:
+def test_H1_a_copier_goes_on_though_kafka_takes_nothing(copier: HomeCopier) -> None:
     """It repeats reports that its broker has not read."""
     copies: list[list[str]] = []
 
@@ -263,7 +263,7 @@ class Slow:
         return self.alive
 
 
-def test_h1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_H1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The next one starts once the one before has ended: because the definition has changed, or
     after an unexpected failure."""
     made: list[Slow] = []
@@ -293,7 +293,7 @@ def test_h1_a_bridge_has_one_copier_and_always_one(monkeypatch: pytest.MonkeyPat
     assert len(made) == 3
 
 
-def test_h1_nothing_is_removed_that_a_bridge_without_a_copier_may_have_to_read(
+def test_H1_nothing_is_removed_that_a_bridge_without_a_copier_may_have_to_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A broker's bridges share a topic, and Kafka may refuse one of them its other topics."""

@@ -446,7 +446,7 @@ def test_a_silent_broker_or_vpn_does_not_affect_other_figures() -> None:
     first.close()
 
 
-def test_h2_metrics_name_the_endpoint_that_blocks_a_bridge(engine: Engine) -> None:
+def test_H2_metrics_name_the_endpoint_that_blocks_a_bridge(engine: Engine) -> None:
     bridge = {"name": "out", "subscriptions": ["a/>"]}
     with lakequeue.connect("memory://metrics-far") as far:
         far.admin().bridge({**bridge, "from": engine.url, "to": BROKER})

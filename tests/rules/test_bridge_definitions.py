@@ -19,7 +19,7 @@ def two() -> Two:
     return Two()
 
 
-def test_h1_a_deleted_bridge_drops_its_waiting_messages(two: Two) -> None:
+def test_H1_a_deleted_bridge_drops_its_waiting_messages(two: Two) -> None:
     two.send("a/b", "waits")
     two.cut()
     two.send("a/c", "on its way")
@@ -33,7 +33,7 @@ def test_h1_a_deleted_bridge_drops_its_waiting_messages(two: Two) -> None:
     assert two.depth("q") == 0
 
 
-def test_h1_a_bridge_may_be_redefined(two: Two) -> None:
+def test_H1_a_bridge_may_be_redefined(two: Two) -> None:
     two.define("q", ">")
     two.west.admin().bridge(BRIDGE)
     two.west.admin().bridge(BRIDGE | {"subscriptions": ["b/>"], "lanes": "none"})
@@ -65,7 +65,7 @@ def test_h1_a_bridge_may_be_redefined(two: Two) -> None:
         ({"to": "kafka://h:1", "credentials": "../x"}, "credentials: '../x' – must be at most 64"),
     ],
 )
-def test_h1_an_invalid_bridge_is_refused_and_changes_nothing(
+def test_H1_an_invalid_bridge_is_refused_and_changes_nothing(
     two: Two, changes: dict[str, Any], why: str
 ) -> None:
     admin = two.west.admin()
@@ -75,7 +75,7 @@ def test_h1_an_invalid_bridge_is_refused_and_changes_nothing(
     assert admin.bridges() == before
 
 
-def test_h1_a_bridge_without_a_far_home_reports_the_reason(two: Two) -> None:
+def test_H1_a_bridge_without_a_far_home_reports_the_reason(two: Two) -> None:
     admin = two.west.admin()
     for name, to in (("home", "west"), ("none", "north"), ("far", "east?broker=nobody")):
         admin.bridge(BRIDGE | {"name": name, "to": f"memory://{to}"})
@@ -86,7 +86,7 @@ def test_h1_a_bridge_without_a_far_home_reports_the_reason(two: Two) -> None:
 
 
 @pytest.mark.parametrize(("home", "key"), [("west", "to"), ("east", "from")])
-def test_h1_a_home_that_serves_no_bridges_to_others_refuses_them(home: str, key: str) -> None:
+def test_H1_a_home_that_serves_no_bridges_to_others_refuses_them(home: str, key: str) -> None:
     two = Two(leaves=None, expects=None)
     begin = c.encode_command(c.Begin(epoch=0, joins_homes=False))
     two.engines[home].instruct("default", begin)
@@ -101,7 +101,7 @@ def test_h1_a_home_that_serves_no_bridges_to_others_refuses_them(home: str, key:
     assert admin.bridges() == []
 
 
-def test_h1_clients_cannot_use_the_endpoints_of_bridges(two: Two) -> None:
+def test_H1_clients_cannot_use_the_endpoints_of_bridges(two: Two) -> None:
     admin, own = two.west.admin(), "#bridge/out"
     admin.define({"name": "near", "message_type": "binary", "type": "LocalQueue"})
     dead = {"name": "n", "message_type": "json", "dead_message_queue": own}
@@ -121,7 +121,7 @@ def test_h1_clients_cannot_use_the_endpoints_of_bridges(two: Two) -> None:
             two.send(to, "x")
 
 
-def test_q7_bridges_are_checked_with_the_rest_of_the_configuration() -> None:
+def test_Q7_bridges_are_checked_with_the_rest_of_the_configuration() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_configuration({
             "brokers": ["a", "b"],
@@ -151,5 +151,5 @@ def test_q7_bridges_are_checked_with_the_rest_of_the_configuration() -> None:
         ("a|b", "b", True), ("a|b", "c", False), ("a|b", "x/*", True), (">", "a/b", True),
     ],
 )  # fmt: skip
-def test_h1_overlapping_patterns_are_detected(one: str, other: str, together: bool) -> None:
+def test_H1_overlapping_patterns_are_detected(one: str, other: str, together: bool) -> None:
     assert overlap(one, other) is overlap(other, one) is together

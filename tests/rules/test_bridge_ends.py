@@ -27,7 +27,7 @@ def read(
     return ends.read(7, record.topic, record.key, record.value, headers)
 
 
-def test_h1_a_late_record_of_an_end_is_ignored() -> None:
+def test_H1_a_late_record_of_an_end_is_ignored() -> None:
     ends, a = BridgeEnds(), ("v", "a", "out")
     assert read(ends, (10, 1), HERE) == a
     assert (ends.ends[a].broker, ends.ends[a].definition) == (3, HERE)
@@ -41,7 +41,7 @@ def test_h1_a_late_record_of_an_end_is_ignored() -> None:
     assert read(ends, (11, 0), HERE) == a  # the engine begins, and nothing has changed
 
 
-def test_h1_an_end_belongs_to_one_broker_and_one_home() -> None:
+def test_H1_an_end_belongs_to_one_broker_and_one_home() -> None:
     ends = BridgeEnds()
     read(ends, (10, 1), HERE, "a")
     assert read(ends, (5, 1), HERE, "b") == ("v", "b", "out")
@@ -61,7 +61,7 @@ def test_h1_an_end_belongs_to_one_broker_and_one_home() -> None:
         (end_key("a", "out"), None, [(WRITTEN, b"9" * 5_000 + b".1.1")], "has no valid header"),
     ],
 )
-def test_h1_a_malformed_record_of_an_end_is_reported(
+def test_H1_a_malformed_record_of_an_end_is_reported(
     key: bytes, value: bytes | None, headers: list[tuple[str, bytes]], why: str
 ) -> None:
     ends = BridgeEnds()
@@ -70,7 +70,7 @@ def test_h1_a_malformed_record_of_an_end_is_reported(
     assert ends.ends == {}
 
 
-def test_h1_other_directory_records_are_no_ends() -> None:
+def test_H1_other_directory_records_are_no_ends() -> None:
     ends = BridgeEnds()
     for key in (None, b"queue/x", b"broker/a", b"bridge/out"):  # the last: of an earlier version
         assert ends.read(7, "v.directory", key, b"{}", [(WRITTEN, encode_written(7, 1, 1))]) is None
@@ -109,7 +109,7 @@ class Watched(Two):
         assert self.seen()["on_its_way"] == 0
 
 
-def test_h1_late_records_of_earlier_brokers_do_not_disturb_a_bridge() -> None:
+def test_H1_late_records_of_earlier_brokers_do_not_disturb_a_bridge() -> None:
     homes = Watched()
     west = homes.engines["west"]
     west.configure(parse_configuration({"brokers": ["near", "beside"]}))
@@ -124,7 +124,7 @@ def test_h1_late_records_of_earlier_brokers_do_not_disturb_a_bridge() -> None:
         homes.check_goes_on()
 
 
-def test_h1_a_new_follower_learns_all_ends_when_the_engine_starts() -> None:
+def test_H1_a_new_follower_learns_all_ends_when_the_engine_starts() -> None:
     """Compaction may have kept only a late record."""
     homes = Watched()
     homes.make(BRIDGE)
@@ -136,7 +136,7 @@ def test_h1_a_new_follower_learns_all_ends_when_the_engine_starts() -> None:
     homes.check_goes_on()
 
 
-def test_h1_a_copier_learns_that_its_bridge_is_gone() -> None:
+def test_H1_a_copier_learns_that_its_bridge_is_gone() -> None:
     homes = Watched()
     homes.make(BRIDGE)
     homes.delete("out")

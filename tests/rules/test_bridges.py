@@ -12,7 +12,7 @@ import pytest
 from .two_homes import BRIDGE, TINY, Two
 
 
-def test_h1_the_window_is_bounded_in_bytes() -> None:
+def test_H1_the_window_is_bounded_in_bytes() -> None:
     two = Two(TINY)
     two.define("q", "a/>")
     two.cut()
@@ -24,7 +24,7 @@ def test_h1_the_window_is_bounded_in_bytes() -> None:
 
 
 @pytest.mark.parametrize("waits", ["at the near end", "on its way"])
-def test_x4_time_on_the_first_broker_counts_against_the_ttl(waits: str) -> None:
+def test_X4_time_on_the_first_broker_counts_against_the_ttl(waits: str) -> None:
     two = Two()
     two.define("q", "a/>")
     if waits == "on its way":
@@ -44,7 +44,7 @@ def test_x4_time_on_the_first_broker_counts_against_the_ttl(waits: str) -> None:
     assert two.depth("q") == 0
 
 
-def test_x1_a_message_that_expires_while_waiting_is_not_sent_and_blocks_nothing() -> None:
+def test_X1_a_message_that_expires_while_waiting_is_not_sent_and_blocks_nothing() -> None:
     two = Two()
     two.define("q", "a/>", max_spool_messages=1)
     two.send("a/b", "first")
@@ -56,7 +56,7 @@ def test_x1_a_message_that_expires_while_waiting_is_not_sent_and_blocks_nothing(
     assert two.bodies("q") == ["first"]
 
 
-def test_x3_a_message_in_transit_expires_at_one_end_only() -> None:
+def test_X3_a_message_in_transit_expires_at_one_end_only() -> None:
     two = Two()
     two.define("q", "a/>")
     two.cut()
@@ -67,7 +67,7 @@ def test_x3_a_message_in_transit_expires_at_one_end_only() -> None:
     assert two.east.admin().describe("q")["counters"]["expired"] == 1
 
 
-def test_l12_the_far_end_waits_for_the_delivery_time() -> None:
+def test_L12_the_far_end_waits_for_the_delivery_time() -> None:
     two = Two()
     two.define("q", "a/>")
     two.send("a/b", "later", deliver_at=two.west.now() + timedelta(hours=1))
@@ -102,7 +102,7 @@ def publish_rounds(two: Two, rounds: int) -> None:
         two.advance("1s")
 
 
-def test_h2_a_full_endpoint_blocks_the_link_step_by_step() -> None:
+def test_H2_a_full_endpoint_blocks_the_link_step_by_step() -> None:
     two = full_queue("none")
     publish_rounds(two, 10)
     assert (two.depth("queue2"), two.depth("queue3")) == (0, 0)  # blocked behind queue1's
@@ -126,7 +126,7 @@ def test_h2_a_full_endpoint_blocks_the_link_step_by_step() -> None:
     assert two.seen()["blocked"] == []
 
 
-def test_h3_with_lanes_a_full_endpoint_blocks_only_its_own_messages() -> None:
+def test_H3_with_lanes_a_full_endpoint_blocks_only_its_own_messages() -> None:
     two = full_queue("per-destination")
     publish_rounds(two, 10)
     assert (two.depth("queue2"), two.depth("queue3")) == (10, 10)  # nothing waits
@@ -141,7 +141,7 @@ def test_h3_with_lanes_a_full_endpoint_blocks_only_its_own_messages() -> None:
 
 
 @LANES
-def test_h3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
+def test_H3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
     """The new setting applies once nothing waits."""
     other = {"none": "per-destination", "per-destination": "none"}[lanes]
     two = full_queue(lanes)
@@ -157,7 +157,7 @@ def test_h3_order_is_kept_when_the_lanes_change(lanes: str) -> None:
 
 
 @LANES
-def test_h5_an_ingress_shutdown_does_not_block_the_link(lanes: str) -> None:
+def test_H5_an_ingress_shutdown_does_not_block_the_link(lanes: str) -> None:
     two = full_queue(lanes)
     publish_rounds(two, 3)
     two.east.admin().shutdown("queue1", ingress=True)  # its messages are discarded
@@ -167,7 +167,7 @@ def test_h5_an_ingress_shutdown_does_not_block_the_link(lanes: str) -> None:
     assert two.east.admin().describe("queue1")["counters"]["discarded"] == 3
 
 
-def test_h5_an_ingress_shutdown_blocks_the_link_if_configured() -> None:
+def test_H5_an_ingress_shutdown_blocks_the_link_if_configured() -> None:
     two = full_queue("none", reject_msg_to_sender_on_discard="including-when-shutdown")
     two.east.admin().shutdown("queue1", ingress=True)
     publish_rounds(two, 3)
@@ -176,14 +176,14 @@ def test_h5_an_ingress_shutdown_blocks_the_link_if_configured() -> None:
     assert two.seen()["blocked"][0]["endpoint"] == "queue1"
 
 
-def test_s4_a_discarding_endpoint_never_blocks_the_link() -> None:
+def test_S4_a_discarding_endpoint_never_blocks_the_link() -> None:
     two = full_queue("none", reject_msg_to_sender_on_discard="never")
     publish_rounds(two, 3)
     assert (two.depth("queue1"), two.depth("queue2")) == (4, 3)
     assert two.events("west", "bridge_blocked") == []
 
 
-def test_h2_each_blocking_endpoint_is_reported_once() -> None:
+def test_H2_each_blocking_endpoint_is_reported_once() -> None:
     two = Two(TINY)
     got: dict[str, list[str]] = {"q1": [], "q2": []}
     for queue in got:
@@ -201,7 +201,7 @@ def test_h2_each_blocking_endpoint_is_reported_once() -> None:
     assert two.seen()["blocked"] == []
 
 
-def test_h1_an_unmatched_message_waits_and_a_filtered_one_does_not() -> None:
+def test_H1_an_unmatched_message_waits_and_a_filtered_one_does_not() -> None:
     two = Two()
     two.define("q", "a/1", message_type="json", filter="/n > 1")
     two.send("a/1", '{"n": 1}', '{"n": 2}')

@@ -41,7 +41,7 @@ def test_Q9_omitted_keys_keep_their_values_on_every_host(mesh: Mesh, broker: str
 # ---------------------------------------------------------------- placement
 
 
-def test_q5_a_local_queue_is_placed_on_the_least_loaded_broker(mesh: Mesh) -> None:
+def test_Q5_a_local_queue_is_placed_on_the_least_loaded_broker(mesh: Mesh) -> None:
     for name in ("q1", "q2", "q3", "q4"):
         mesh.admin.define(local(name))
     assert mesh.where() == {"q1": "a", "q2": "b", "q3": "c", "q4": "a"}
@@ -50,12 +50,12 @@ def test_q5_a_local_queue_is_placed_on_the_least_loaded_broker(mesh: Mesh) -> No
     assert mesh.where()["q5"] == "b"
 
 
-def test_q5_a_configured_queue_is_placed_like_others() -> None:
+def test_Q5_a_configured_queue_is_placed_like_others() -> None:
     mesh = Mesh(local("q1"), local("q2", "a"), local("q3"), local("q4"))
     assert mesh.where() == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
 
 
-def test_q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None:
+def test_Q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None:
     mesh.admin.define(shared("all"))
     mesh.admin.define(shared("some", group=["c", "b"]))
     assert mesh.where() == {"all": "abc", "some": "bc"}
@@ -65,7 +65,7 @@ def test_q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None
     assert (mesh.where(), mesh.written()) == ({}, {})
 
 
-def test_x5_a_dead_message_queue_is_by_default_beside_its_queue(mesh: Mesh) -> None:
+def test_X5_a_dead_message_queue_is_by_default_beside_its_queue(mesh: Mesh) -> None:
     for one in (
         local("one", "b", dead_message_queue="one-dead"), local("one-dead"), local("two-dead", "c"),
         local("two", dead_message_queue="two-dead"), shared("all", dead_message_queue="one-dead"),
@@ -77,7 +77,7 @@ def test_x5_a_dead_message_queue_is_by_default_beside_its_queue(mesh: Mesh) -> N
     }  # fmt: skip
 
 
-def test_q9_a_name_is_unique_and_a_queue_is_redefined_in_place(mesh: Mesh) -> None:
+def test_Q9_a_name_is_unique_and_a_queue_is_redefined_in_place(mesh: Mesh) -> None:
     mesh.admin.define(local("q", "b"))
     mesh.at["c"].admin().define(local("q", max_cancels=3))
     assert mesh.where() == {"q": "b"}
@@ -87,7 +87,7 @@ def test_q9_a_name_is_unique_and_a_queue_is_redefined_in_place(mesh: Mesh) -> No
     assert mesh.where() == {"q": "b"}
 
 
-def test_s7_a_queue_is_deleted_on_any_broker(mesh: Mesh) -> None:
+def test_S7_a_queue_is_deleted_on_any_broker(mesh: Mesh) -> None:
     mesh.admin.define(local("q", "b"))
     mesh.at["c"].admin().delete("q")
     assert (mesh.where(), mesh.written()) == ({}, {})
@@ -97,7 +97,7 @@ def test_s7_a_queue_is_deleted_on_any_broker(mesh: Mesh) -> None:
 
 
 @pytest.mark.parametrize("told", BROKERS)
-def test_s7_consumers_of_every_host_learn_of_a_deleted_queue(told: str) -> None:
+def test_S7_consumers_of_every_host_learn_of_a_deleted_queue(told: str) -> None:
     """Whichever broker deletes it."""
     mesh = Mesh(local("far", "b"), shared("all"))
     for queue in ("all", "far"):
@@ -197,20 +197,20 @@ def test_Q9_an_unchanged_configuration_sends_nothing() -> None:
         ),
     ],
 )
-def test_q7_wrong_brokers_are_refused(mesh: Mesh, definition: dict[str, Any], why: str) -> None:
+def test_Q7_wrong_brokers_are_refused(mesh: Mesh, definition: dict[str, Any], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         mesh.admin.define(definition)
     assert (mesh.where(), mesh.written()) == ({}, {})
 
 
 @pytest.mark.parametrize("one", [local("q", "x"), shared("q", group=["a", "x"])])
-def test_q7_a_configuration_names_its_own_brokers(one: dict[str, Any]) -> None:
+def test_Q7_a_configuration_names_its_own_brokers(one: dict[str, Any]) -> None:
     key = "broker" if "broker" in one else "group"
     with pytest.raises(ConfigError, match=f"{key}: 'x' – must be a broker that the section"):
         Mesh(one)
 
 
-def test_q7_a_definition_refused_by_one_host_is_applied_nowhere(mesh: Mesh) -> None:
+def test_Q7_a_definition_refused_by_one_host_is_applied_nowhere(mesh: Mesh) -> None:
     """The dead message queue of `one` is `two`, on c; only c knows that `two` leads back."""
     mesh.admin.define(local("one", "c", dead_message_queue="two"))
     with pytest.raises(ConfigError, match="must not lead back to the queue itself"):
@@ -224,7 +224,7 @@ def test_q7_a_definition_refused_by_one_host_is_applied_nowhere(mesh: Mesh) -> N
 # ---------------------------------------------------------------- clients find queues
 
 
-def test_p1_a_producer_has_a_sequence_for_each_broker() -> None:
+def test_P1_a_producer_has_a_sequence_for_each_broker() -> None:
     mesh = Mesh(*AT)
     mesh.at["b"].attend()
     producer = mesh.at["b"].producer(producer_id="p", window=2)
@@ -237,7 +237,7 @@ def test_p1_a_producer_has_a_sequence_for_each_broker() -> None:
     assert [q["depth"] for q in mesh.admin.queues()] == [8, 8, 8]
 
 
-def test_c3_heartbeats_keep_consumers_of_several_brokers() -> None:
+def test_C3_heartbeats_keep_consumers_of_several_brokers() -> None:
     mesh = Mesh(*AT)
 
     def ready() -> list[int]:

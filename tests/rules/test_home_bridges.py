@@ -32,7 +32,7 @@ def bring(copier: Any, copied: list[Any]) -> None:
         type(copier).bring(copier, *one)
 
 
-def test_h1_messages_keep_all_fields_on_the_way_to_another_home() -> None:
+def test_H1_messages_keep_all_fields_on_the_way_to_another_home() -> None:
     homes = Two()
     homes.define("q", "a/b")
     homes.send("a/b", "one", priority=7, headers={"k": "v"}, key=b"key")
@@ -47,7 +47,7 @@ def test_h1_messages_keep_all_fields_on_the_way_to_another_home() -> None:
     assert far["home"] == {"epoch": 0, "broker": "near"}
 
 
-def test_h1_a_home_unreachable_for_minutes_loses_and_doubles_nothing() -> None:
+def test_H1_a_home_unreachable_for_minutes_loses_and_doubles_nothing() -> None:
     homes = Two(TINY)
     homes.define("q", "a/>")
     homes.send("a/1", *range(3))
@@ -67,7 +67,7 @@ def test_h1_a_home_unreachable_for_minutes_loses_and_doubles_nothing() -> None:
     assert homes.seen()["unanswered_s"] is None
 
 
-def test_h1_records_after_a_missing_one_wait_for_it() -> None:
+def test_H1_records_after_a_missing_one_wait_for_it() -> None:
     """The gap is reported once. The copier starts again, and repeats all later records too."""
     homes = Two()
     homes.define("q", "a/>")
@@ -87,7 +87,7 @@ def test_h1_records_after_a_missing_one_wait_for_it() -> None:
     assert len(homes.events("east", "bridge_gap")) == 1
 
 
-def test_h1_unexpected_records_are_refused() -> None:
+def test_H1_unexpected_records_are_refused() -> None:
     homes = Two(expects=None)
     homes.define("q", ">")
     homes.send("a/b", "x")
@@ -101,7 +101,7 @@ def test_h1_unexpected_records_are_refused() -> None:
     assert (seen["unanswered_s"], seen["state"], seen["why"]) == (60, "waiting", told["why"])
 
 
-def test_h1_another_sender_cannot_use_a_bridge() -> None:
+def test_H1_another_sender_cannot_use_a_bridge() -> None:
     homes = Two()
     homes.define("q", "a/>")
     own = record(homes.copier)
@@ -128,7 +128,7 @@ def test_h1_another_sender_cannot_use_a_bridge() -> None:
     assert (homes.seen()["state"], homes.seen()["why"]) == ("open", "")
 
 
-def test_h1_a_bridge_remembers_the_last_homes_that_sent_over_it(
+def test_H1_a_bridge_remembers_the_last_homes_that_sent_over_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Their repeated records are not taken in again."""
@@ -153,7 +153,7 @@ def test_h1_a_bridge_remembers_the_last_homes_that_sent_over_it(
     assert [copied(*one) for one in ((1, 1), (3, 0), (1, 1))] == [True, True, False]
 
 
-def test_h1_a_message_outside_the_far_ends_patterns_is_refused() -> None:
+def test_H1_a_message_outside_the_far_ends_patterns_is_refused() -> None:
     homes = Two(expects="a/>", subscriptions=[">"])
     homes.define("q", ">")
     homes.send("b/c", "not expected")
@@ -166,7 +166,7 @@ def test_h1_a_message_outside_the_far_ends_patterns_is_refused() -> None:
 # ---------------------------------------------------------------- recreated ends
 
 
-def test_h1_a_recreated_bridge_repeats_no_message() -> None:
+def test_H1_a_recreated_bridge_repeats_no_message() -> None:
     homes = Two()
     homes.define("q", "a/>")
     copier = homes.copier
@@ -183,7 +183,7 @@ def test_h1_a_recreated_bridge_repeats_no_message() -> None:
     assert homes.bodies("q") == ["4"]
 
 
-def test_h1_a_bridge_recreated_on_another_broker_continues() -> None:
+def test_H1_a_bridge_recreated_on_another_broker_continues() -> None:
     """The far end takes no more records of the earlier broker, and the new one ignores answers to
     it. The numbers of queues are higher there."""
     homes = Two()
@@ -207,7 +207,7 @@ def test_h1_a_bridge_recreated_on_another_broker_continues() -> None:
     assert homes.events("east", "bridge_refused") == []
 
 
-def test_h1_a_far_end_recreated_on_another_broker_continues() -> None:
+def test_H1_a_far_end_recreated_on_another_broker_continues() -> None:
     """The near end learns the new place. Only unanswered messages are sent there."""
     homes = Two()
     east, at = homes.engines["east"], ("far", "beside")
@@ -238,7 +238,7 @@ def test_h1_a_far_end_recreated_on_another_broker_continues() -> None:
     assert homes.seen()["taken"] == 10
 
 
-def test_h1_a_recreated_far_home_gets_messages_from_the_oldest_unconfirmed_one() -> None:
+def test_H1_a_recreated_far_home_gets_messages_from_the_oldest_unconfirmed_one() -> None:
     homes = Two()
     homes.define("q", "a/>")
     homes.send("a/1", 1, 2, 3)
@@ -253,7 +253,7 @@ def test_h1_a_recreated_far_home_gets_messages_from_the_oldest_unconfirmed_one()
     assert homes.bodies("q") == ["4"]
 
 
-def test_h1_a_lost_answer_is_repeated_with_its_record() -> None:
+def test_H1_a_lost_answer_is_repeated_with_its_record() -> None:
     """Also after a later record, which names this one as the oldest unanswered."""
     homes = Two()
     homes.define("q", "a/>")

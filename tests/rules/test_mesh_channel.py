@@ -199,7 +199,7 @@ def test_a_record_that_failed_is_skipped_and_answered(a: One) -> None:
     assert a.heard == [8]
 
 
-def test_h1_a_failed_record_of_a_bridges_copier_is_skipped(a: One) -> None:
+def test_H1_a_failed_record_of_a_bridges_copier_is_skipped(a: One) -> None:
     said, key = encode(CopierState("open", "")), bridge_key("default", "out")
     (rejected,) = a.hear(said, key=key, failed="a bug")
     assert (rejected.key, rejected.error) == (key, "it failed: a bug")

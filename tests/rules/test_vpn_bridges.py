@@ -13,7 +13,7 @@ FAR = pytest.mark.parametrize("far", ["one", "two"])  # the broker of the far en
 
 
 @FAR
-def test_h1_messages_go_to_another_vpn(far: str) -> None:
+def test_H1_messages_go_to_another_vpn(far: str) -> None:
     vpns = Vpns(far=far)
     vpns.define("q", "a/>")
     vpns.send("a/b", 1, 2, 3)
@@ -24,7 +24,7 @@ def test_h1_messages_go_to_another_vpn(far: str) -> None:
 
 
 @FAR
-def test_h1_the_far_vpn_decides_what_may_enter(far: str) -> None:
+def test_H1_the_far_vpn_decides_what_may_enter(far: str) -> None:
     vpns = Vpns(far=far, expects=False, subscriptions=[">"])
     vpns.define("q", ">")
     vpns.send("a/b", "waits")
@@ -43,7 +43,7 @@ def test_h1_the_far_vpn_decides_what_may_enter(far: str) -> None:
 
 
 @FAR
-def test_s3_the_quota_of_the_far_vpn_holds(far: str) -> None:
+def test_S3_the_quota_of_the_far_vpn_holds(far: str) -> None:
     vpns = Vpns(far=far, b={"max_spool_usage": "10B"})
     vpns.define("q", "a/>")
     vpns.send("a/b", "1234567", "8")
@@ -57,7 +57,7 @@ def test_s3_the_quota_of_the_far_vpn_holds(far: str) -> None:
     assert vpns.bodies("q") == ["90123456"]
 
 
-def test_h1_a_circle_of_vpns_and_a_bridge_to_itself_are_refused() -> None:
+def test_H1_a_circle_of_vpns_and_a_bridge_to_itself_are_refused() -> None:
     vpns = Vpns()
     back = {"name": "ba", "to": "vpn://a", "subscriptions": ["a/x"]}
     with pytest.raises(ConfigError, match="back to where they began, through 'ab'"):
@@ -72,7 +72,7 @@ def test_h1_a_circle_of_vpns_and_a_bridge_to_itself_are_refused() -> None:
             vpns.near.admin().bridge(back | {"name": "own", "to": f"vpn://{to}"})
 
 
-def test_q7_a_configuration_names_the_vpns_of_its_bridges() -> None:
+def test_Q7_a_configuration_names_the_vpns_of_its_bridges() -> None:
     bridge = {"name": "x", "from": "broker-0", "vpn": "a", "to": "vpn://b", "subscriptions": ["t"]}
     assert sorted(parse_configuration({"bridges": [bridge]}).vpns) == ["a", "b", "default"]
     with pytest.raises(ConfigError, match="vpn: 'b' – must be a VPN that the section vpns names"):

@@ -51,7 +51,7 @@ def show(seed: int) -> int:
     except Failed as failed:
         print(failed)
         todo, failed = shrink(seed)
-        print(f"shrunk to {len(todo)} happenings: {failed}")
+        print(f"shrunk to {len(todo)} events: {failed}")
         print("\n".join(failed.told))
         traceback.print_exception(failed.cause, limit=-8, chain=False)
         print("todo =", todo)

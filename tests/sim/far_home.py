@@ -36,7 +36,7 @@ FAR_QUEUES: dict[str, dict[str, Any]] = {
     "narrow": {"max_spool_messages": 4},
     "wide": {"lease_period": "2s"},
 }
-HAPPENINGS = (
+EVENTS = (
     "step", "step", "step", "consume", "listen", "listen", "settle", "settle", "leave", "mark",
     "commit", "die", "kill", "replace", "haunt", "lag", "cut", "freeze", "clock", "go_back",
     "retain", "hole",
@@ -100,7 +100,7 @@ class FarHome(FaultyHome):
     def happen(self, rng: random.Random) -> None:
         """One event in the far home."""
         self.kafka.now = max(self.kafka.now, self.near.kafka.now)
-        getattr(self, f"do_{rng.choice(HAPPENINGS)}")(rng)
+        getattr(self, f"do_{rng.choice(EVENTS)}")(rng)
         self.near.kafka.now = self.kafka.now
 
     def know(self) -> None:

@@ -18,7 +18,7 @@ from .far_home import BRIDGE, ENDPOINT, FAR_TOPICS, Copier, FarHome, near_end
 from .faults import FaultyHome
 from .poison import poisoned
 
-HAPPENINGS = 160
+EVENTS = 160
 
 
 class World(FaultyHome):
@@ -107,15 +107,15 @@ WEIGHTS = {
     "other": 12, "restart": 4, "adjust": 3, "change": 5, "look": 5, "engine": 5, "bridge": 2,
 }  # fmt: skip
 OFTEN = 5
-Happening = tuple[str, int]
+Event = tuple[str, int]
 
 
-def happenings(seed: int) -> list[Happening]:
+def events(seed: int) -> list[Event]:
     """The events of this seed's world. In every second world, three kinds are frequent."""
-    rng = random.Random(f"happenings {seed}")
+    rng = random.Random(f"happenings {seed}")  # another word would give other worlds
     often = rng.sample(sorted(WEIGHTS), 3) if seed % 2 else ()
     weights = [weight * OFTEN if kind in often else weight for kind, weight in WEIGHTS.items()]
-    kinds = rng.choices(list(WEIGHTS), weights, k=HAPPENINGS)
+    kinds = rng.choices(list(WEIGHTS), weights, k=EVENTS)
     return [(kind, rng.getrandbits(32)) for kind in kinds]
 
 
@@ -129,17 +129,17 @@ class Failed(AssertionError):
         super().__init__(f"seed {seed}, {at}: {type(cause).__name__}: {cause}")
 
 
-def run(seed: int, todo: list[Happening] | None = None) -> World:
+def run(seed: int, todo: list[Event] | None = None) -> World:
     """Run the world of a seed, without the journal's columns. Raises Failed."""
     with patch.object(journal_encoding, "encode", msgspec.msgpack.encode), poisoned():
         return _run(seed, todo)
 
 
-def _run(seed: int, todo: list[Happening] | None) -> World:
+def _run(seed: int, todo: list[Event] | None) -> World:
     world, at = None, "beginning"
     try:
         world = World(seed)
-        for kind, number in happenings(seed) if todo is None else todo:
+        for kind, number in events(seed) if todo is None else todo:
             at = kind
             world.told.append(f"{kind} {number}")
             getattr(world, f"do_{kind}")(random.Random(number))
@@ -152,17 +152,17 @@ def _run(seed: int, todo: list[Happening] | None) -> World:
     return world
 
 
-def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
+def shrink(seed: int, tries: int = 400) -> tuple[list[Event], Failed]:
     """The fewest events with which the world of a seed still fails in the same way."""
 
-    def fails(todo: list[Happening]) -> Failed | None:
+    def fails(todo: list[Event]) -> Failed | None:
         try:
             run(seed, todo)
         except Failed as failed:
             return failed
         return None
 
-    todo = happenings(seed)
+    todo = events(seed)
     failed = fails(todo)
     assert failed is not None, f"seed {seed} does not fail"
     kind, size = failed.kind, len(todo) // 2
@@ -179,4 +179,4 @@ def shrink(seed: int, tries: int = 400) -> tuple[list[Happening], Failed]:
     return todo, failed
 
 
-__all__ = ["Failed", "World", "Wrong", "happenings", "run", "shrink"]
+__all__ = ["Failed", "World", "Wrong", "events", "run", "shrink"]
