@@ -10,7 +10,6 @@ import pytest
 from client.threaded import Slow, Threaded, connect, engine, wait_for
 from lakequeue.client.producer.window import RUN_BYTES
 from lakequeue.protocol.messages import RUN_MAX
-from rules.harness import Bench
 
 
 @pytest.fixture
@@ -136,9 +135,3 @@ def test_a_forgotten_connection_leaves_no_thread() -> None:
     assert len(threads()) == 2
     del connection
     wait_for(lambda: not threads())
-
-
-def test_memory_takes_each_message_at_once(bench: Bench) -> None:
-    """There a record is a step: runs would save nothing, and time stands still."""
-    bench.producer.send_async("orders", b"{}")
-    assert bench.seen()["depth"] == 1

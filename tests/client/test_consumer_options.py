@@ -119,8 +119,3 @@ def test_B3_with_a_backlog_of_0_nothing_is_delivered_until_it_is_raised(
     assert bench.seen()["ready"] == 2
     consumer.set_max_backlog(1)
     assert consumer.receive(0).id == "1"
-
-
-def test_C1_transport_acks_can_wait_for_the_whole_window(bench: Bench) -> None:
-    consumer = bench.consumer(backlog=10, transport_ack_window=100, transport_ack_time="200ms")
-    assert consumer._arrivals.due_at(10) is None

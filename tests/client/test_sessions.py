@@ -12,7 +12,6 @@ from typing import Any
 import lakequeue
 import pytest
 from client.threaded import WAIT_S, Held, Threaded, connect, wait_for
-from lakequeue.client.consumer.consumer import RETURN_S
 from lakequeue.client.session import requests as broker_requests
 from lakequeue.protocol import ConfigError, NotConnected, Timeout, commands
 from rules.harness import Bench, drain, ids
@@ -228,14 +227,3 @@ def test_L5_messages_in_flight_at_the_close_return_unread() -> None:
     closing.join(WAIT_S)
     wait_for(lambda: admin.describe("orders")["ready"] == 20)
     assert {m.delivery_count for m in admin.browse("orders")} == {0}
-
-
-def test_L5_consumers_of_an_unreachable_engine_close_soon() -> None:
-    """They wait once together, not once each."""
-    bench = Threaded(Held)
-    for _ in range(5):
-        bench.consumer()
-    bench.wire.let_go.clear()
-    started = time.monotonic()
-    bench.connection.close()
-    assert RETURN_S <= time.monotonic() - started < 4 * RETURN_S

@@ -230,14 +230,6 @@ def test_C1_quick_acks_need_no_extra_transport_ack() -> None:
     assert bench.wire.said("ack")[-1]["received"] == 50
 
 
-def test_C1_memory_sends_transport_acks_too(bench: Bench) -> None:
-    consumer = bench.consumer(backlog=10)
-    bench.send()
-    bench.advance("10m")
-    assert bench.seen()["counters"]["retransmitted"] == 0
-    assert len(drain(consumer)) == 1
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_C2_lost_deliveries_are_repeated_and_none_is_seen_twice(seed: int) -> None:
     """Records of deliveries are lost at random; each delivery is seen exactly once all the same."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-import zlib
-from itertools import islice
 from typing import Any
 
 import pytest
 from lakequeue.bench import bridge_cost, core, questions
-from lakequeue.bench.burst import elsewhere, max_step_ms
+from lakequeue.bench.burst import max_step_ms
 from lakequeue.bench.harness import percentile
 from lakequeue.bench.idle_queues import BATCH_S, step_figures
 from lakequeue.bench.recovery import replay_ratio
@@ -62,14 +60,6 @@ def test_the_longest_step_is_the_engines_figure() -> None:
     silent = [progress(300), {"durationMs": {"triggerExecution": 200}}]
     assert max_step_ms(silent, "micro-batch") == 300
     assert max_step_ms(silent, "real-time") is None  # a batch there is many steps
-
-
-@pytest.mark.parametrize("partitions", [2, 8])
-def test_a_bursts_producers_write_to_other_partitions(partitions: int) -> None:
-    names = list(islice(elsewhere("steady", partitions), 20))
-    assert len(set(names)) == 20
-    theirs = {zlib.crc32(name.encode()) % partitions for name in names}
-    assert zlib.crc32(b"steady") % partitions not in theirs
 
 
 def test_replay_beside_life() -> None:

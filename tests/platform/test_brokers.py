@@ -29,7 +29,7 @@ from lakequeue.protocol.errors import LakequeueError, NotConnected
 from lakequeue.sources.live import own_places
 from lakequeue.streaming import EmbeddedKafka, Engine
 from lakequeue.streaming import restarts as supervision
-from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, broker_of, query_name
+from lakequeue.streaming.broker_query import FAILED, RUNNING, BrokerQuery, query_name
 from lakequeue.streaming.brokers import change_requests
 from lakequeue.streaming.brokers.change_requests import ChangeRequests, await_partition
 from lakequeue.streaming.home.home_folder import HomeFolder
@@ -70,16 +70,6 @@ def test_a_broker_stays_in_its_group(home: HomeFolder) -> None:
     for name, was in (("a", "in group 'east'"), ("b", "in no group")):
         with pytest.raises(LakequeueError, match=f"broker '{name}': group 'west' – it is {was}"):
             home.groups({name: "west"}, ["a", "b"])
-
-
-def test_a_home_of_one_broker_keeps_it(home: HomeFolder, tmp_path: Path) -> None:
-    place = tmp_path / "checkpoint" / "west"
-    place.mkdir(parents=True)
-    (place / "metadata").write_text('{"id": "one"}')
-    home.remember_checkpoints()
-    assert home.brokers(["west"]) == {"west": 0}
-    assert home.brokers(["east"]) == {"west": 0, "east": 1}  # the home keeps its broker
-    assert home.brokers(Configuration().brokers) == {"west": 0}
 
 
 def test_M4_a_configuration_adds_no_broker_to_a_home(tmp_path: Path) -> None:
@@ -127,13 +117,6 @@ def test_every_broker_has_a_slot() -> None:
     check_slots("spark://host:7077", 4, True)  # only the cluster knows
     with pytest.raises(LakequeueError, match=r"4 tasks .* 4 brokers and the tables need 5"):
         check_slots("local[4]", 4, True)
-
-
-def test_a_querys_name_identifies_its_broker() -> None:
-    brokers = {name: BrokerQuery(name, i) for i, name in enumerate("ab")}
-    assert [broker_of(query_name(b, False), brokers) for b in "ab"] == ["a", "b"]
-    assert broker_of(query_name("a", True), {"a": brokers["a"]}) == "a"
-    assert broker_of("lakequeue-tables", brokers) is broker_of("lakequeue:gone", brokers) is None
 
 
 # ---------------------------------------------------------------- topics

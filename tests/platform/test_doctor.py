@@ -252,11 +252,6 @@ def checked(found: dict[str, TopicLook], brokers: int = 3, **more: Any) -> dict[
     return by_name(kafka_checks(KafkaLook(found, brokers, **more), {"default"}, 2))
 
 
-def test_a_good_deployment() -> None:
-    checks = checked(topics(), free={1: 10 * KAFKA_DISK_BYTES_MIN})
-    assert [check for check in checks.values() if not check.ok or check.advice] == []
-
-
 @pytest.mark.parametrize(
     ("topic", "wrong", "check", "said"),
     [
@@ -484,11 +479,3 @@ def test_a_start_on_a_taken_port_is_refused(refused: Callable[..., str], listene
     said = refused("up", "--port", listener)
     assert str(listener) in said
     assert "another port" in said
-
-
-def test_a_start_of_a_damaged_home_is_refused(
-    tmp_path: Path, refused: Callable[..., str], listener: int
-) -> None:
-    (tmp_path / "home").mkdir()
-    (tmp_path / "home" / "lakequeue.json").write_text("{")
-    assert str(tmp_path / "home") in refused("run", "--bootstrap", f"127.0.0.1:{listener}")

@@ -13,7 +13,6 @@ from lakequeue.lake.opening import delta_table
 from lakequeue.protocol import ConfigError, LakequeueError, folders
 from lakequeue.protocol.folders import RemoteFolder, delta_options, folder, s3_settings
 from lakequeue.protocol.home_places import tables_place
-from lakequeue.streaming.engine_settings import EngineSettings
 from lakequeue.streaming.home.home_folder import HomeFolder
 from lakequeue.streaming.jars import (
     JARS_XML,
@@ -169,9 +168,3 @@ def test_the_jars_of_a_store_are_a_separate_list() -> None:
     assert more.broker == []
     text = S3_XML.read_text()
     assert text.count("<dependency ") == text.count('transitive="false"') == len(more.spark)
-
-
-def test_settings_of_a_store() -> None:
-    settings = EngineSettings({"lakequeue.tables": "s3a://a/b", "lakequeue.checkpoints": "/c"})
-    assert settings.places == ("s3a://a/b", "/c")
-    assert EngineSettings({}).places == ("", "")

@@ -262,13 +262,6 @@ def test_the_archive_is_made_once_and_then_used(archiver: Archiver) -> None:
     assert f"-XX:SharedArchiveFile={path}" in archiver.options(JavaArchive("test"))
 
 
-def test_two_homes_make_the_archive_once(archiver: Archiver) -> None:
-    two = [archiver.recorded(home) for home in ("one-", "other-")]
-    assert two[0].path == two[1].path
-    at_once([archive.make for archive in two])
-    assert archiver.runs.read_text() == "run\n"
-
-
 def test_a_slow_java_does_not_count_as_broken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

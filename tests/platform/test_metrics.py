@@ -342,18 +342,6 @@ def test_a_scrape_after_a_pause_gets_fresh_figures(
     assert len(looks) == 2
 
 
-def test_the_list_of_brokers_is_read_once_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, asked = [0.0], list[float]()
-    watch = QueueWatch("", [], Mock())
-    monkeypatch.setattr(queue_watch.time, "monotonic", lambda: now[0])
-    connection = Mock(number=7, brokers=lambda: (asked.append(now[0]), [{"number": 1}])[1])
-    for now[0] in (100.0, 159.0, 160.0, 200.0):
-        assert watch._known_brokers(connection) == [{"number": 1}]
-    assert asked == [100.0, 160.0]
-    connection.brokers, now[0] = lambda: [], 300.0
-    assert watch._known_brokers(connection) == [{"name": "", "number": 7}]
-
-
 def test_every_broker_is_inspected(watched: Any) -> None:
     """With its own series, also where queues have the same name."""
     url = f"memory://metrics-{next(_names)}"
