@@ -30,11 +30,9 @@ from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import PAYLOAD, Say, in_a_process, observed, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic
-from .subcommands import count, messages, trigger
+from .subcommands import count, messages
 
-OPTIONS = (
-    messages(1_000_000), count("--rate", 100, "Messages a second in the other queue."), trigger(),
-)  # fmt: skip
+OPTIONS = (messages(1_000_000), count("--rate", 100, "Messages a second in the other queue."))
 BURST, DEAD, STEADY, LARGE = "burst", "burst-dead", "steady", "burst-large"
 WARM_S = 30.0  # Java compiles for this long, with pauses that are not measured
 USUAL_S = 20.0
@@ -57,13 +55,13 @@ QUEUES: list[dict[str, Any]] = [
 ]
 
 
-def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+def run(messages: int, rate: int, say: Say) -> list[dict[str, Any]]:
     """max_step_ms: the longest step of all bursts. worker_peak_mb: the most memory of one Python
     worker. other_p99_ratio: the other queue's p99 during the worst burst over the usual one. Then
     for each burst the other queue's p99, and the burst's duration."""
     batches: list[dict[str, Any]] = []
     with (
-        running(say, trigger=trigger, queues=QUEUES, on_batch=batches.append) as engine,
+        running(say, queues=QUEUES, on_batch=batches.append) as engine,
         PeakMemory() as memory,
         Traffic(url(engine), [STEADY], rate, STEADY) as flow,
         connect(url(engine), client_name="bench") as connection,
@@ -82,9 +80,8 @@ def run(messages: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     p99 = {name: flow.p99(*when) for name, when in phases.items()}
     return [
         {
-            "trigger": trigger,
             "messages": messages,
-            "max_step_ms": max_step_ms(batches[before:], trigger),
+            "max_step_ms": max_step_ms(batches[before:]),
             "worker_peak_mb": memory.peak_mb,
             "other_p99_ratio": max(p99.values()) / usual_ms,
             "usual_p99_ms": usual_ms,
@@ -114,16 +111,10 @@ def elsewhere(producer_id: str, partitions: int) -> Iterator[str]:
     return (name for name in names if crc32(name.encode()) % partitions != place)
 
 
-def max_step_ms(batches: list[dict[str, Any]], trigger: str) -> float | None:
-    """The longest step, as the engine reports it; in micro-batches the longest batch, which is one
-    step and some milliseconds of Spark's. None if nothing was reported."""
-    found: list[float] = []
-    for progress in batches:
-        if (step := observed(progress).get("step_max_ms")) is not None:
-            found.append(step)
-        elif trigger == "micro-batch":
-            found.append(progress["durationMs"].get("triggerExecution", 0))
-    return max(found, default=None)
+def max_step_ms(batches: list[dict[str, Any]]) -> float | None:
+    """The longest step, as the engine reports it; None if nothing was reported."""
+    reported = (observed(progress).get("step_max_ms") for progress in batches)
+    return max((step for step in reported if step is not None), default=None)
 
 
 def _publish(address: str, name: str, amount: int, until: float) -> None:

@@ -27,12 +27,11 @@ from ..streaming.kafka.topics_admin import ensure_topics
 from .harness import Say, in_a_process, running, url, wait_for
 from .os_processes import PeakMemory
 from .steady import Traffic
-from .subcommands import count, trigger
+from .subcommands import count
 
 OPTIONS = (
     count("--commands", 1_000_000, "Commands of the flood."),
     count("--rate", 100, "Messages a second in the other VPN."),
-    trigger(),
 )
 STEADY, VPN, QUEUE, UNREAD = "steady", "flood", "flooded", "unread"
 WARM_UP_S, USUAL_S, PAUSE_S = 20.0, 20.0, 3.0  # Java compiles new code for as long
@@ -52,14 +51,14 @@ KINDS: dict[str, Callable[[int], bytes]] = {
 }
 
 
-def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+def run(commands: int, rate: int, say: Say) -> list[dict[str, Any]]:
     """other_p99_ratio: of another VPN's messages, during the flood over before it;
     control_p99_ratio: the same while the flood's records went to a topic without readers; of the
     flood, sending_p99_ms: while it was sent, and waiting_p99_ms: from then on until the engine had
     handled it; after_p99_ms: without it again; worker_peak_mb; refused: the flood's commands that
     the engine counted as refused."""
     with (
-        running(say, trigger=trigger, queues=QUEUES) as engine,
+        running(say, queues=QUEUES) as engine,
         PeakMemory() as memory,
         Traffic(url(engine), [STEADY], rate) as flow,
         connect(url(engine), vpn=VPN, client_name="bench") as connection,
@@ -91,7 +90,6 @@ def run(commands: int, rate: int, trigger: str, say: Say) -> list[dict[str, Any]
     usual_ms, control_ms, flooded_ms = flow.p99(*usual), flow.p99(*control), flow.p99(begin, end)
     return [
         {
-            "trigger": trigger,
             "commands": commands,
             "other_p99_ratio": flooded_ms / usual_ms,
             "control_p99_ratio": control_ms / usual_ms,

@@ -40,7 +40,7 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
     """Measure; returns one row."""
     first, _ = _with(messages, say)
     say("without the tables")
-    with running(say, settings=WITHOUT, trigger="real-time") as engine:
+    with running(say, settings=WITHOUT) as engine:
         without, without_cpu_us = _through(engine, messages)
     second, found = _with(messages, say)
     best = max(first, second)
@@ -54,7 +54,7 @@ def run(messages: int, say: Say) -> list[dict[str, Any]]:
 def _with(messages: int, say: Say) -> tuple[float, dict[str, Any]]:
     """Messages a second with the tables; their cost, and the tables' lag."""
     say("with the tables")
-    with running(say, trigger="real-time") as engine:
+    with running(say) as engine:
         rate, cpu_us = _through(engine, messages)
         begin = time.perf_counter()
         _caught_up(engine, WARM_UP + messages)
@@ -65,7 +65,7 @@ def _with(messages: int, say: Say) -> tuple[float, dict[str, Any]]:
 def _stored(messages: int, say: Say) -> dict[str, Any]:
     """The size of the tables, and the time to rebuild a backlog."""
     say("a backlog, and a rebuild of it")
-    with running(say, settings=SOON, trigger="real-time") as engine:
+    with running(say, settings=SOON) as engine:
         made, found = consumers(url(engine)), dict[str, Any]()
         publish_random(url(engine), messages)
         await_empty(url(engine), messages)

@@ -9,10 +9,10 @@ from ..client import connect
 from . import raw_kafka
 from .harness import QUEUE, Say, cpu_s, percentile, ready_processes, running, triggers, url
 from .steady import at_rate, made_at
-from .subcommands import count, trigger_or_both
+from .subcommands import count, trigger
 
 OPTIONS = (
-    count("--rate", 1000, "Messages a second."), count("--seconds", 20), trigger_or_both(),
+    count("--rate", 1000, "Messages a second."), count("--seconds", 20), trigger(),
 )  # fmt: skip
 CONSUMERS = 2
 IDLE_S = 15.0

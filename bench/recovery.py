@@ -17,12 +17,11 @@ from .bare_spark import spark_start_ms
 from .harness import QUEUE, Say, broker, observed, percentile, running, url
 from .os_processes import EngineProcess, workers
 from .steady import Traffic
-from .subcommands import count, trigger
+from .subcommands import count
 
 OPTIONS = (
     count("--rate", 200, "Messages a second."),
     count("--seconds", 15, "Traffic before each kill."),
-    trigger(),
 )
 BACK_S_MAX = 180.0
 BATCH_S_MAX = 40.0
@@ -32,31 +31,24 @@ _DEFINITION = {
 }  # fmt: skip
 
 
-def run(rate: int, seconds: int, trigger: str, say: Say) -> list[dict[str, Any]]:
+def run(rate: int, seconds: int, say: Say) -> list[dict[str, Any]]:
     """worker_ms (median), worker_max_ms, driver_ms: from a kill to the first message that was sent
     after it. spark_ms: Spark's own part of driver_ms. start_ms: the start of an engine on an empty
     home. replay_ratio: the original time of the replayed steps, with their pauses, over the time to
-    replay them; None in micro-batches, which replay nothing. To get the speed under load, give a
-    rate that leaves no pauses."""
-    return [
-        {
-            "trigger": trigger,
-            "rate": rate,
-            **_worker(rate, seconds, trigger, say),
-            **_driver(rate, seconds, trigger, say),
-        }
-    ]
+    replay them. To get the speed under load, give a rate that leaves no pauses."""
+    return [{"rate": rate, **_worker(rate, seconds, say), **_driver(rate, seconds, say)}]
 
 
-def _worker(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
+def _worker(rate: int, seconds: int, say: Say) -> dict[str, Any]:
     batches: list[dict[str, Any]] = []
-    with running(
-        say, trigger=trigger, queues=[_DEFINITION], on_batch=batches.append
-    ) as engine, Traffic(url(engine), [QUEUE], rate) as flow:  # fmt: skip
+    with (
+        running(say, queues=[_DEFINITION], on_batch=batches.append) as engine,
+        Traffic(url(engine), [QUEUE], rate) as flow,
+    ):
         took = [_kill_workers(flow, seconds, say) for _ in range(KILLS)]
         flow.stop()
         # A loop reports at the end of its batch.
-        until = time.monotonic() + (BATCH_S_MAX if trigger == "real-time" else 0)
+        until = time.monotonic() + BATCH_S_MAX
         while replay_ratio(batches) is None and time.monotonic() < until:
             time.sleep(0.2)
     return {
@@ -86,13 +78,14 @@ def replay_ratio(batches: list[dict[str, Any]]) -> float | None:
     return lived / took if took else None
 
 
-def _driver(rate: int, seconds: int, trigger: str, say: Say) -> dict[str, Any]:
+def _driver(rate: int, seconds: int, say: Say) -> dict[str, Any]:
     with broker() as (kafka, home):
         address = kafka.bootstrap_servers
         config = home / "queues.yaml"
         config.write_text(yaml.safe_dump({"queues": [_DEFINITION]}))
-        given = ("run", home, config, say, "--bootstrap", address, "--trigger", trigger,
-                 "--set", "lakequeue.ui_port=0")  # fmt: skip
+        given = (
+            "run", home, config, say, "--bootstrap", address, "--set", "lakequeue.ui_port=0"
+        )  # fmt: skip
         begin = time.monotonic()
         engine = EngineProcess(*given)
         try:

@@ -102,17 +102,12 @@ def _growing(ctx: click.Context, parameter: click.Parameter, text: str) -> list[
     return found
 
 
-def trigger(*more: str, help: str | None = None) -> click.Option:
-    """``--trigger``: when the engine runs steps."""
+def trigger() -> click.Option:
+    """``--trigger``; see `harness.triggers`."""
     return click.Option(
-        ["--trigger"], type=click.Choice([*TRIGGERS, *more]), default=TRIGGERS[0],
-        show_default=True, help=help,
+        ["--trigger"], type=click.Choice([*TRIGGERS, "both"]), default=TRIGGERS[0],
+        show_default=True, help="When the engine runs steps; a row for each.",
     )  # fmt: skip
-
-
-def trigger_or_both() -> click.Option:
-    """``--trigger``, which may also be `both`; see `harness.triggers`."""
-    return trigger("both", help="When the engine runs steps; a row for each.")
 
 
 # ---------------------------------------------------------------- rows

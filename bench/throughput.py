@@ -20,9 +20,9 @@ from .harness import (
     url,
     wait_for,
 )
-from .subcommands import messages, trigger_or_both
+from .subcommands import messages, trigger
 
-OPTIONS = (messages(100_000), trigger_or_both())
+OPTIONS = (messages(100_000), trigger())
 CONSUMERS = 2
 WARM_UP = 20_000
 
