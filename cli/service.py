@@ -86,16 +86,10 @@ def environment_faults() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_the_foreground(home: Path, as_json: bool, log_format: str) -> Iterator[Progress]:
+def in_the_foreground(home: Path, as_json: bool) -> Iterator[None]:
     """Run a command's body until a signal ends it; then print the last line."""
-    progress = Progress(log_format)
-    try:
-        with interrupt_on_signals():
-            yield progress
-    except KeyboardInterrupt:
-        pass  # interrupted while starting
-    finally:
-        progress.close()
+    with contextlib.suppress(KeyboardInterrupt), interrupt_on_signals():  # while starting
+        yield
     goodbye(home, as_json)
 
 
@@ -103,7 +97,6 @@ def run_engine(
     engine: Engine,
     home: Path,
     as_json: bool,
-    progress: Progress,
     fault: Callable[[], LakequeueError | None] = lambda: None,
     page_port: int = -1,
     archives: Sequence[JavaArchive] = (),
@@ -120,7 +113,6 @@ def run_engine(
             engine.start()
             address = write_address(home, engine.bootstrap)
         at_the_end.callback(address.unlink, missing_ok=True)
-        progress.close()
         with page_shown(engine, home, page_port) as page:
             show_addresses(page | engine.addresses, home, as_json)
             make_later([engine.application.archive, *archives])
@@ -191,36 +183,13 @@ def logging_to(file: Path, log_format: str = TEXT) -> Iterator[None]:
             handler.close()
 
 
-class Progress:
-    """Shows progress while starting: a status line on a terminal, otherwise lines on stderr in the
-    log's format."""
-
-    def __init__(self, log_format: str = TEXT) -> None:
-        self._console = console(stderr=True)
-        self._status: Any = None
-        self._format = log_format
-        if self._console.is_terminal and log_format == TEXT:
-            self._status = self._console.status("Starting …")
-            self._status.start()
-
-    def __call__(self, line: str) -> None:
-        if self._status is not None:
-            self._status.update(line)
-        else:
-            self.note(line)
-
-    def note(self, line: str) -> None:
-        """Print a line that stays."""
-        if self._format == TEXT:
-            note(line)
-            return
-        said = {"name": "lakequeue.engine", "levelname": "INFO", "msg": line}
-        note(line_format(self._format).format(logging.makeLogRecord(said)))
-
-    def close(self) -> None:
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+def progress(log_format: str, line: str) -> None:
+    """Print a line on stderr while starting, in the log's format."""
+    if log_format == TEXT:
+        note(line)
+        return
+    said = {"name": "lakequeue.engine", "levelname": "INFO", "msg": line}
+    note(line_format(log_format).format(logging.makeLogRecord(said)))
 
 
 def show_addresses(addresses: Mapping[str, str], home: Path, as_json: bool) -> None:
@@ -258,18 +227,11 @@ def serve(engine: Any, as_json: bool, fault: Callable[[], LakequeueError | None]
     for which in ending_signals():
         signal.signal(which, asked)
     threading.Thread(target=wait, name="engine-wait", daemon=True).start()
-    since = time.monotonic()
-    live = console()
-    status = live.status("") if live.is_terminal and not as_json else None
-    with status or contextlib.nullcontext():
-        while not stop.is_set() and not ended.is_set():
-            if status is not None:
-                up_s = int(time.monotonic() - since)
-                status.update(f"running for {up_s // 60}:{up_s % 60:02d} – Ctrl-C ends it")
-            stop.wait(0.5)
-            if (error := fault()) is not None:
-                failure.append(error)
-                break
+    while not stop.is_set() and not ended.is_set():
+        stop.wait(0.5)
+        if (error := fault()) is not None:
+            failure.append(error)
+            break
     if failure:
         with contextlib.suppress(Exception):  # the user must see the failure, not this
             engine.stop()

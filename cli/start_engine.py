@@ -15,6 +15,7 @@ import re
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from ..streaming.kafka.kafka_watch import KafkaWatch
 from .command_options import gathered, home_option, json_option, option, pairs
 from .group import EnvironmentFault
 from .presence import heartbeat, who
-from .service import environment_faults, in_the_foreground, port_fault, run_engine
+from .service import environment_faults, in_the_foreground, port_fault, progress, run_engine
 
 PACKAGE_CONFIGURATION = Path(__file__).resolve().parent.parent / "conf" / "queues.yaml"
 CONNECT_SECONDS_MAX = 5.0
@@ -222,22 +223,21 @@ def up(given: EngineOptions, port: int | None) -> None:
     configuration, settings = given.configuration(), given.engine_settings()
     home, as_json = given.absolute_home(), given.as_json
     check_ports(settings, "monitor_port", "metrics_port")
-    with in_the_foreground(home, as_json, log_format(settings)) as progress:
+    say = partial(progress, log_format(settings))
+    with in_the_foreground(home, as_json):
         with environment_faults():
             HomeFolder(home).open()  # raises what the engine would, before Kafka starts
-            progress("Starting Kafka …")
-            kafka = EmbeddedKafka(home / "kafka", _port(home, port), progress=progress)
+            say("Starting Kafka …")
+            kafka = EmbeddedKafka(home / "kafka", _port(home, port), progress=say)
             kafka.start()
-        watch = KafkaWatch(kafka, progress.note)
+        watch = KafkaWatch(kafka, say)
         watch.start()
         try:
             engine = Engine(
-                kafka.bootstrap_servers, home, configuration, settings=settings, progress=progress
+                kafka.bootstrap_servers, home, configuration, settings=settings, progress=say
             )
             page_port = int(settings.get("lakequeue.monitor_port", 0))
-            run_engine(
-                engine, home, as_json, progress, lambda: watch.failure, page_port, [kafka.archive]
-            )
+            run_engine(engine, home, as_json, lambda: watch.failure, page_port, [kafka.archive])
         finally:
             watch.stop(KAFKA_STOP_S)
 
@@ -277,11 +277,11 @@ def run(given: EngineOptions, bootstrap: str, master: str | None) -> None:
     check_master(master)
     check_alone(bootstrap, home, configuration)
     check_ports(settings, "metrics_port")
-    with in_the_foreground(home, as_json, log_format(settings)) as progress:
+    with in_the_foreground(home, as_json):
         from ..streaming import Engine
 
         engine = Engine(
             bootstrap, home, configuration,
-            master=master, settings=settings, progress=progress,
+            master=master, settings=settings, progress=partial(progress, log_format(settings)),
         )  # fmt: skip
-        run_engine(engine, home, as_json, progress)
+        run_engine(engine, home, as_json)

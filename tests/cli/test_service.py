@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from client.threaded import wait_for as until
 from lakequeue.cli.group import EnvironmentFault
-from lakequeue.cli.service import Progress, run_engine, serve
+from lakequeue.cli.service import progress, run_engine, serve
 from lakequeue.protocol.errors import LakequeueError
 from lakequeue.streaming import restarts as supervision
 from lakequeue.streaming.kafka.kafka_watch import KafkaWatch
@@ -112,8 +112,8 @@ def test_a_stop_does_not_wait_for_a_pause() -> None:
 def test_messages_during_the_start_have_the_logs_format(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    Progress("json")("Starting Kafka …")
-    Progress()("Starting Kafka …")
+    progress("json", "Starting Kafka …")
+    progress("text", "Starting Kafka …")
     line, text = capsys.readouterr().err.splitlines()
     assert json.loads(line).items() >= {"level": "INFO", "message": "Starting Kafka …"}.items()
     assert text == "Starting Kafka …"
@@ -135,6 +135,6 @@ def test_log_lines_of_libraries_during_a_stop_go_to_the_log_file(
 
     engine: Any = Fails()
     with pytest.raises(EnvironmentFault, match="it cannot start"):
-        run_engine(engine, tmp_path, False, Progress())
+        run_engine(engine, tmp_path, False)
     assert "Answer from Java side is empty" in (tmp_path / "spark.log").read_text()
     assert capsys.readouterr().err == ""
