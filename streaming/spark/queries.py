@@ -6,8 +6,8 @@ core, and clients see no difference. Their checkpoints differ, so a home keeps i
 tables have queries of their own, since a commit to Delta takes longer than a delivery may.
 
 Planning is most of Spark's work for a small batch. The plan always has the same shape and its rows
-go to Python, so `QUERY_SETTINGS` turns off everything without effect here (decision 0008): code
-generation, checks of the plan after each rule, full plans for the web page, and unused rules.
+go to Python, so `QUERY_SETTINGS` turns off what has no effect here (decision 0008): code
+generation, checks of the plan after each rule and full plans for the web page.
 """
 
 from __future__ import annotations
@@ -154,23 +154,6 @@ def _settings_set(spark: SparkSession, settings: Mapping[str, str]) -> Iterator[
                 spark.conf.set(key, old)
 
 
-# By cost; together 8 of a batch's 200 ms on a slow machine.
-_RULES_WITHOUT_USE = (
-    "catalyst.optimizer.RemoveRedundantAliases",
-    "delta.metric.OptimizeConditionalIncrementMetric",
-    "catalyst.optimizer.ConvertToLocalRelation",
-    "catalyst.optimizer.FoldablePropagation",
-    "delta.stats.PrepareDeltaScan",
-    "catalyst.optimizer.RemoveNoopOperators",
-    "catalyst.optimizer.OptimizeUpdateFields",
-    "catalyst.optimizer.OptimizeCsvJsonExprs",
-    "delta.optimizer.RangePartitionIdRewrite",
-    "catalyst.optimizer.SimplifyConditionals",
-    "catalyst.optimizer.NullPropagation",
-    "catalyst.optimizer.OptimizeOneRowRelationSubquery",
-    "catalyst.optimizer.ConstantFolding",
-    "catalyst.optimizer.RewriteCorrelatedScalarSubquery",
-)
 QUERY_SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -178,7 +161,4 @@ QUERY_SETTINGS = {
     "spark.sql.constraintPropagation.enabled": "false",
     "spark.sql.lightweightPlanChangeValidation": "false",
     "spark.sql.ui.explainMode": "simple",
-    "spark.sql.optimizer.excludedRules": ",".join(
-        f"org.apache.spark.sql.{rule}" for rule in _RULES_WITHOUT_USE
-    ),
 }
