@@ -7,7 +7,6 @@ again, with the same bounds.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any
@@ -21,13 +20,11 @@ from ..replica.driver import Refused
 from ..state.queue import broker_facts as live
 from ..state.queue import header as facts
 from ..state.queue.broker import Broker
-from ..state.queue.header import ENTERED_MAX
 from ..state.queue.producers import ProducerHistory, answering_broker
 from ..state.storage.row import IN_MEMORY, LEASED, MOVING, NEVER, READY, Row
 from .earlier_bridges import CarriedBridges
 from .pages import PAGE_BITS, EarlierPages, KnownEntry, StoredMessage, bucket
 
-RANGES_MAX = 2 * ENTERED_MAX  # ranges of each kind that are read
 LOST_BLOCK = (1 << 32) - 1  # no block has this number: its contents count as lost
 RECEIPTS_PER_PAGE = 50
 _MOVING = 4  # the state of a message in transit to another broker
@@ -52,12 +49,10 @@ def carry_over(
     found = state.DictStore()
     new = Broker(found, _broker_header(old), home, limits)
     shared: dict[int, Row] = {}
-    taken = _Taken(old)
     bridges = CarriedBridges(old, new)
     for number in old.under("q/"):
         known = old.read(f"q/{number}")
         _carry_queue(old, known, new, shared, bridges)
-        new.queues[known["number"]].header.taken = taken.by(known["number"])
     new.spool.next_counter = old.next_counter
     _carry_sessions(old, new)
     _carry_producers(old, new)
@@ -246,6 +241,9 @@ def _store(
 
 def _queue_header(old: EarlierPages, known: dict[str, Any]) -> facts.QueueHeader:
     header: facts.QueueHeader = _same(known, facts.QueueHeader)
+    # Every id so far counts as known: an ack for one that is not in the queue is late (L9).
+    if old.next_counter > 1:
+        header.taken = [[make_id(old.number, 1), make_id(old.number, old.next_counter - 1)]]
     name, vpn = header.definition.name, old.vpn_names[header.vpn_number]
     if not (header.deleted or header.faulted):
         header.given = (old.read(f"v/{vpn}/{bucket(name)}") or {}).get(name, b"")
@@ -268,53 +266,3 @@ def _task(
         done.setdefault("inactive", None)
     done.pop("over", None)
     return facts.Task(vpn, command, "", done, result, why)
-
-
-class _Taken:
-    """The ids of messages that each queue has ever had (L9). The spool has the ids of stored
-    messages. All other ids count as known to each queue."""
-
-    def __init__(self, old: EarlierPages) -> None:
-        self._first = make_id(old.number, 1)
-        end = make_id(old.number, old.next_counter)
-        gone: deque[list[int]] = deque(maxlen=RANGES_MAX)
-        self._by_queue: dict[int, deque[list[int]]] = {}
-        at = self._first
-        for base, (messages, extras) in old.message_pages():
-            for row, message in enumerate(messages):
-                if not message.queue:
-                    continue
-                number = base + row
-                if number > at:
-                    _extend(gone, at, number - 1)
-                at = number + 1
-                others = [match[0] for match in extras.get(row, ())]
-                for queue in {message.queue, message.past, *others} - {0}:
-                    mine = self._by_queue.get(queue)
-                    if mine is None:
-                        mine = self._by_queue[queue] = deque(maxlen=RANGES_MAX)
-                    _extend(mine, number, number)
-        if at < end:
-            _extend(gone, at, end - 1)
-        self._gone = gone
-
-    def by(self, queue: int) -> list[list[int]]:
-        """The ranges of a queue, ascending."""
-        taken: deque[list[int]] = deque(maxlen=ENTERED_MAX - 1)
-        parts = [self._gone, self._by_queue.get(queue, deque())]
-        # Below this id, one of the two lists is incomplete.
-        full = [part[0][0] for part in parts if len(part) == RANGES_MAX]
-        known_from = max(full, default=self._first)
-        for first, last in sorted([*parts[0], *parts[1]]):
-            if last >= known_from:
-                _extend(taken, max(first, known_from), last)
-        older = taken[0][0] - 1 if len(taken) == ENTERED_MAX - 1 else known_from - 1
-        before = [[self._first, older]] if older >= self._first else []
-        return [*before, *taken]
-
-
-def _extend(ranges: deque[list[int]], first: int, last: int) -> None:
-    if ranges and ranges[-1][1] == first - 1:
-        ranges[-1][1] = last
-    else:
-        ranges.append([first, last])

@@ -15,7 +15,7 @@ from zlib import crc32
 
 import msgspec
 
-from ..protocol.ids import COUNTER_MASK, make_id
+from ..protocol.ids import COUNTER_MASK
 from ..state import Store
 
 FORMAT = 7
@@ -142,12 +142,6 @@ class EarlierPages:
     def _read_ids(self, queue: int, number: int) -> list[int]:
         page = self._store.get(f"p/{queue}/{number}")
         return [] if page is None else [entry.id for entry in _rows(page, _ENTRY, KnownEntry)[0]]
-
-    def message_pages(self) -> Iterator[tuple[int, Rows]]:
-        """All pages of messages, each with the id of its first row."""
-        for number in sorted(map(int, self.under("m/"))):
-            if (found := self._message_page(number)) is not None:
-                yield make_id(self.number, number << self.bits), found
 
     def message(self, stored: int) -> tuple[StoredMessage, bool]:
         """A message by its row's id; and whether it has, or had, more than one match."""
