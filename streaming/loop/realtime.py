@@ -69,6 +69,12 @@ def loop_rows(spark: SparkSession, options: Options) -> DataFrame:
         .groupBy("broker")
         .transformWithStateInPandas(LoopProcessor(options), SCHEMA, "append", "None")
     )
+    # Spark keeps idle workers by their environment, so that a broker gets its own worker again. In
+    # `SparkContext.environment` the variable would also apply to a batch of the tables that begins
+    # meanwhile: the broker would then change between its worker and that batch's for ever.
+    java: Any = out._jdf
+    operator = java.queryExecution().logical().functionExpr()
+    operator.func().envVars().put(ENVIRONMENT, options.broker)
     figures = [f.sum(name).alias(name) for name in NAMES]
     notes = f.collect_list(f.col(NOTE)).alias("notes")
     broker = f.max(f.lit(options.broker)).alias("broker")

@@ -29,7 +29,7 @@ from ...sources import kafka_source as source
 from ...state import Home
 from ..loop.loop_options import Options
 from ..loop.processor import BrokerProcessor
-from ..loop.realtime import ENVIRONMENT, loop_rows
+from ..loop.realtime import loop_rows
 from .error_causes import cause_of
 
 TABLES_QUERY = "lakequeue-tables"
@@ -44,14 +44,8 @@ def start_loop(
     spark: SparkSession, options: Options, name: str, checkpoint: Folder, given: Mapping[str, str]
 ) -> StreamingQuery:
     """Start a broker's query in real time. given: the user's settings, which take precedence."""
-    # Spark keeps idle workers by their environment, so that a broker gets its own worker again.
-    spark.sparkContext.environment[ENVIRONMENT] = options.broker
-    try:
-        rows = loop_rows(spark, options)
-        writer = rows.writeStream.format("noop").outputMode("append")
-        return _start(spark, writer, name, checkpoint, given)
-    finally:
-        del spark.sparkContext.environment[ENVIRONMENT]
+    writer = loop_rows(spark, options).writeStream.format("noop").outputMode("append")
+    return _start(spark, writer, name, checkpoint, given)
 
 
 def start_batches(

@@ -46,6 +46,7 @@ from lakequeue.sources.live import kafka_client
 from lakequeue.sources.replay_inputs import read_steps
 from lakequeue.state.limits import Limits
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
+from lakequeue.streaming.loop.worker_process import BELOW, NICE_MAX
 from lakequeue.streaming.tables.table_care import MARK
 from lakequeue.streaming.tables.table_repair import repair
 
@@ -213,7 +214,7 @@ def test_R1_rows_missed_on_a_full_disk_are_written_once(
 
         def through(text: str) -> None:
             """One message is delivered and acknowledged."""
-            producer.send("stored", text, timeout=30)
+            producer.send("stored", text, timeout=90)
             sent.append(text)
             until(lambda: (m := consumer.receive(1.0)) and m.payload == text.encode(), 30, text)
 
@@ -331,7 +332,7 @@ def shell(code: str, cwd: Path) -> None:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-ec", code], env={**os.environ, "PATH": path}, cwd=cwd,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -462,12 +463,15 @@ def test_R1_a_deep_queue_survives_a_killed_worker_and_a_damaged_backup(
 
 
 def java_yields(engine: EngineProcess) -> bool:
-    """Whether Spark's Java process has a lower priority (a higher nice value) than its worker."""
+    """Whether there is one worker, and Spark's Java process has a lower priority: a higher nice
+    value, as far as there is one."""
+    found = []
     for worker in loop_workers(engine):
         with contextlib.suppress(psutil.Error):  # it has just ended
-            above = [p for p in worker.parents() if p.name() == "java"]
-            return bool(above and above[0].nice() > worker.nice())
-    return False
+            above = [process for process in worker.parents() if process.name() == "java"]
+            found += [(worker.nice(), java.nice()) for java in above]
+    print(found)  # shown where the test fails
+    return [java >= min(worker + BELOW, NICE_MAX) for worker, java in found] == [True]
 
 
 def test_a_hanging_worker_is_restarted(place: Place, connection: lakequeue.Connection) -> None:
@@ -480,7 +484,7 @@ def test_a_hanging_worker_is_restarted(place: Place, connection: lakequeue.Conne
     finally:
         let_end(worker)  # if it was not killed
     drain(traffic)
-    until(lambda: java_yields(place.engine), 90, "Java has a lower priority than the worker")
+    until(lambda: java_yields(place.engine), 90, "one worker, to which Java yields")
     assert place.said("broker 'broker-0' hangs")
     assert "broker_stuck" in [e["event"] for e in connection.admin().events()]
     until(lambda: connection.admin().brokers()[0]["state"] == "running", 60, "it is running")

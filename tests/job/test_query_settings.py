@@ -1,12 +1,20 @@
-"""Settings of the engine's query stay there: tables and applications keep Spark's defaults."""
+"""Settings and worker of the engine's query stay there: tables and applications keep Spark's
+defaults."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from job.conftest import Job
-from job.processes import INTERPRETED, until
+from job.processes import INTERPRETED, loop_workers, until
+from lakequeue.streaming.loop.loop_options import Options
+from lakequeue.streaming.loop.realtime import ENVIRONMENT
+from lakequeue.streaming.spark import queries
 from lakequeue.streaming.spark.queries import QUERY_SETTINGS
 from lakequeue.streaming.spark.spark_session import executors
 
@@ -32,3 +40,24 @@ def test_settings_apply_to_the_engines_query_only(job: Job) -> None:
     (here,) = executors(job.engine.application.spark)
     assert re.fullmatch(r".+:\d+", here)
     assert job.engine.application.executors() == [], "none is added or removed on this machine"
+
+
+def test_no_work_of_others_gets_the_worker_of_a_starting_broker(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as a batch of the tables. With two workers a broker would change between them, and load
+    its state for each batch."""
+    spark = job.engine.application.spark
+    assert spark is not None
+    seen: list[Any] = []
+
+    def started(*_: object) -> None:
+        rows = spark.sparkContext.parallelize([0], 1)
+        seen.extend(rows.mapPartitions(lambda _: [os.environ.get(ENVIRONMENT)]).collect())
+
+    monkeypatch.setattr(queries, "_start", started)
+    options = Options({}, "other", 1, 0, [], "", "")
+    queries.start_loop(spark, options, "other", tmp_path, {})
+    assert seen == [None]
+    (worker,) = loop_workers(psutil.Process().children(recursive=True))
+    assert worker.environ()[ENVIRONMENT] == "broker-0"
