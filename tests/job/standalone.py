@@ -27,7 +27,7 @@ from lakequeue.streaming.spark.spark_session import _CLASS_PATHS, LOCAL_FILES, s
 
 SPARK = Path(pyspark.__file__).parent
 JAVA = ("-Xmx160m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-EXECUTOR = "CoarseGrainedExecutorBackend"
+EXECUTOR, REGISTERED = "CoarseGrainedExecutorBackend", "Successfully registered with driver"
 MARK = "LAKEQUEUE_TEST_CLUSTER"  # in the environment of all processes of one cluster
 
 
@@ -115,8 +115,8 @@ class Standalone:
         return out
 
     def executors(self) -> list[psutil.Process]:
-        """The Java processes that run tasks."""
-        return [process for process in self.family() if runs(process, EXECUTOR)]
+        """The Java processes that run tasks, each from its registration with the driver on."""
+        return [p for p in self.family() if runs(p, EXECUTOR) and _is_registered(p)]
 
     def kill(self) -> None:
         """Kill everything."""
@@ -125,3 +125,10 @@ class Standalone:
                 process.send_signal(signal.SIGKILL)
         for leader in self._processes:
             leader.wait(30)
+
+
+def _is_registered(executor: psutil.Process) -> bool:
+    """Whether its log, in its working directory, says so."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return REGISTERED in (Path(executor.cwd()) / "stderr").read_text(errors="replace")
+    return False
