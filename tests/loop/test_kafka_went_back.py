@@ -19,7 +19,7 @@ from lakequeue.streaming import EmbeddedKafka
 from lakequeue.streaming.kafka.topics_admin import ensure_topics
 
 pytestmark = pytest.mark.job
-PLACE = "orders", 0
+PLACE = "went-back", 0
 
 
 def write(kafka: EmbeddedKafka, *values: str) -> None:
@@ -53,20 +53,21 @@ class Tables:
         return [m.value().decode() for m in found]
 
 
-def test_R1_a_topic_that_lost_its_end_is_read_on_from_there(tmp_path: Path) -> None:
-    with EmbeddedKafka(tmp_path / "kafka") as kafka:
-        ensure_topics(kafka.bootstrap_servers, [], [PLACE[0]])
-        write(kafka, "0", "1", "2")
-        tables = Tables(kafka)
-        assert tables.batch() == ["0", "1", "2"]
-        (log,) = tmp_path.rglob("orders-0")
-        shutil.copytree(log, tmp_path / "earlier")
-        write(kafka, "3", "4", "5", "6")
-        assert tables.batch() == ["3", "4", "5", "6"]
-        kafka.kill()
-        shutil.rmtree(log)
-        shutil.copytree(tmp_path / "earlier", log)
-        kafka.start()
-        assert (tables.batch(), tables.back) == ([], [("orders", 4)])
-        write(kafka, "new 3", "new 4")
-        assert (tables.batch(), tables.back) == (["new 3", "new 4"], [("orders", 4)])
+def test_R1_a_topic_that_lost_its_end_is_read_on_from_there(
+    kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    ensure_topics(kafka.bootstrap_servers, [], [PLACE[0]])
+    write(kafka, "0", "1", "2")
+    tables = Tables(kafka)
+    assert tables.batch() == ["0", "1", "2"]
+    (log,) = kafka.home.rglob("went-back-0")
+    shutil.copytree(log, tmp_path / "earlier")
+    write(kafka, "3", "4", "5", "6")
+    assert tables.batch() == ["3", "4", "5", "6"]
+    kafka.kill()
+    shutil.rmtree(log)
+    shutil.copytree(tmp_path / "earlier", log)
+    kafka.start()
+    assert (tables.batch(), tables.back) == ([], [("went-back", 4)])
+    write(kafka, "new 3", "new 4")
+    assert (tables.batch(), tables.back) == (["new 3", "new 4"], [("went-back", 4)])
