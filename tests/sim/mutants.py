@@ -201,8 +201,6 @@ def a_broker_ignores_changes_of_the_directory(
     return None if facts.edition > 5 else original(broker, facts, *rest)
 
 
-never_done("a_lost_deletion_is_not_noticed", directory, "_gone", [])
-
 # ---------------------------------------------------------------- the core
 
 never_done("a_lease_never_ends", stepping, "act_on_deadlines")
@@ -230,7 +228,7 @@ def a_filter_is_ignored(original: Any, queue: Any, *rest: Any) -> Any:
     return original(queue, *rest) or plain(queue)
 
 
-@planted(Broker, "_change")
+@planted(Broker, "changed")
 def a_session_is_not_saved(original: Any, self: Broker, kind: str, name: Any) -> None:
     if kind != "s":
         original(self, kind, name)
@@ -246,7 +244,7 @@ def a_loaded_broker_serves_nobody(original: Any, *given: Any) -> Any:
     return broker
 
 
-@planted(Broker, "_change")
+@planted(Broker, "changed")
 def producers_are_not_saved(original: Any, self: Broker, kind: str, name: Any) -> None:
     if kind != "p":
         original(self, kind, name)

@@ -21,3 +21,10 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 def test_there_are_enough_planted_bugs() -> None:
     assert len(MUTANTS) >= 30
+
+
+def test_every_planted_bug_is_in_the_product() -> None:
+    """What a mutant replaces may have got another name, or have gone."""
+    for patches in MUTANTS.values():
+        for make in patches:
+            make().get_original()
