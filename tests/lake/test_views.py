@@ -164,14 +164,6 @@ def test_a_time_beyond_the_calendar_becomes_its_end(bench: Bench, recorded: Reco
         assert row["delayed_until"].year == 9999
 
 
-def test_empty_tables_have_no_rows(recorded: Recorded, bench: Bench) -> None:
-    bench.define()
-    with recorded.lake() as lake:
-        for name in ("messages", "queued", "lifecycle", "consumers", "changes"):
-            assert rows(lake, f"FROM {name}") == []
-        assert [row["queue"] for row in rows(lake, "FROM queues")] == ["orders"]
-
-
 def test_H4_a_message_that_changed_brokers_appears_once() -> None:
     """Each broker numbers its own steps: its rows about a message are in its own order."""
     config = {

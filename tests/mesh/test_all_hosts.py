@@ -52,17 +52,6 @@ def test_M2_a_full_lane_refuses_and_names_its_queue(
     assert mesh.bodies("far") == [b"0", b"1", b"3"]
 
 
-def test_S7_a_broker_that_does_not_know_a_new_queue_yet_finds_it() -> None:
-    """A message may arrive before the news of its queue; it waits for that."""
-    mesh = Mesh()
-    mesh.engine.cut("c")
-    mesh.tell(c.Define(definition=FAR))
-    sent = mesh.send("b", "news")
-    mesh.engine.mend("c")
-    mesh.advance("1s")
-    assert mesh.ids("far") == [sent]
-
-
 # ---------------------------------------------------------------- bounds
 
 

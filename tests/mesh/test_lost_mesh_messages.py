@@ -141,21 +141,6 @@ def test_M3_R3_an_unreadable_message_is_requested_again(network: Network) -> Non
     check_all_is_confirmed(mesh)
 
 
-@pytest.mark.parametrize("keys", [{}, {"partition_key": "/k"}])
-def test_O1_O4_R3_a_lane_keeps_its_order_despite_a_lost_message(
-    keys: dict[str, Any], network: Network
-) -> None:
-    mesh = Mesh(FAR | keys, brokers="ab")
-    network.lose("hand_over")
-    consumer, got = mesh.consumer("b", 9, "far"), []
-    for n in range(6):
-        mesh.send("a", "t/far", {"n": n, "k": 1})
-    for _ in range(10):
-        got += numbers(take(consumer))
-        mesh.advance("1s")
-    assert (network.left, got) == ([], list(range(6)))
-
-
 def test_R3_many_lost_messages_are_repeated_a_few_a_step(network: Network) -> None:
     """Each once, if nothing more is lost."""
     mesh = Mesh(FAR, local("near", "a"), limits=Limits(again_rows=3))

@@ -55,16 +55,6 @@ def test_Q5_a_configured_queue_is_placed_like_others() -> None:
     assert mesh.where() == {"q1": "a", "q2": "a", "q3": "b", "q4": "c"}
 
 
-def test_Q5_other_queues_are_hosted_by_all_or_by_their_group(mesh: Mesh) -> None:
-    mesh.admin.define(shared("all"))
-    mesh.admin.define(shared("some", group=["c", "b"]))
-    assert mesh.where() == {"all": "abc", "some": "bc"}
-    assert mesh.written()["some"]["hosts"] == {"b": 1, "c": 2}
-    mesh.admin.delete("all")
-    mesh.admin.delete("some")
-    assert (mesh.where(), mesh.written()) == ({}, {})
-
-
 def test_X5_a_dead_message_queue_is_by_default_beside_its_queue(mesh: Mesh) -> None:
     for one in (
         local("one", "b", dead_message_queue="one-dead"), local("one-dead"), local("two-dead", "c"),

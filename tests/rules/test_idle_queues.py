@@ -10,15 +10,9 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.descriptions import add_up
 from lakequeue.protocol.outputs import Capture
 from lakequeue.state import Batch, Limits
-from rules.steps import REPLY, Steps, define, described, of, replies, started
+from rules.steps import REPLY, Steps, define, described, of, replies
 
 PATTERN = {"underlying_topic": "sensor-.*", "default_publish_target": "sensor-1"}
-
-
-def test_Q9_a_deleted_queue_may_be_defined_anew() -> None:
-    steps = started(define())
-    steps.run([c.Delete(queue="orders"), define()])
-    assert described(steps)["depth"] == 0
 
 
 def test_Q2_captured_topics_are_reported_in_parts() -> None:

@@ -149,15 +149,6 @@ def test_Q2_one_host_takes_a_captured_record() -> None:
 OWNED = shared(type="GroupLocalQueue", initial_owner="b")
 
 
-def test_H4_all_messages_of_a_group_local_queue_start_with_the_initial_owner() -> None:
-    """It serves its own consumers first."""
-    mesh = Mesh(OWNED)
-    near, far = mesh.consumer("b", 1), mesh.consumer("a", 2)
-    sent = [mesh.send(broker) for _ in range(2) for broker in BROKERS]
-    assert (ids(drain(near)), ids(drain(far))) == (sent[:1], sent[1:3])
-    assert mesh.depths() == [2, 4, 0]
-
-
 def test_H4_L12_scheduled_messages_start_with_the_initial_owner_too() -> None:
     mesh = Mesh(OWNED)
     due = mesh.at["a"].now() + timedelta(seconds=5)
@@ -295,20 +286,6 @@ def test_L9_an_early_ack_waits_at_the_messages_future_broker(
     filled.send("c")
     assert filled.depths() == [3, 3, 3]
     assert filled.seen("c")["counters"]["acknowledged"] == 1
-
-
-def test_H5_Q2_a_shutdown_and_a_topic_concern_the_whole_queue(filled: Filled) -> None:
-    admin = filled.at["c"].admin()
-    admin.shutdown("orders", ingress=True)
-    assert [filled.seen(b)["ingress"] for b in BROKERS] == [False] * 3
-    admin.shutdown("orders")
-    assert admin.subscribe_topic("orders", "news/*") is True
-    assert admin.subscribe_topic("orders", "news/*") is False
-    for broker in BROKERS:
-        filled.send(broker, "news/today")
-    assert filled.depths() == [4, 4, 4]
-    admin.unsubscribe_topic("orders", "news/*")
-    assert filled.whole()["subscriptions"] == []
 
 
 def test_S9_usage_shows_the_sum_and_each_brokers_share(filled: Filled) -> None:

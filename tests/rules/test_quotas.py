@@ -214,17 +214,6 @@ def test_Q7_a_broker_names_topics_and_a_folder() -> None:
         parse_configuration({"brokers": [f"b{i}" for i in range(65)]})
 
 
-def test_Q5_the_initial_owner_is_an_existing_broker(empty: Bench) -> None:
-    keys = {"type": "GroupLocalQueue", "name": "q", "message_type": "json"}
-    with pytest.raises(ConfigError, match=r"initial_owner: 'west' – allowed are .*: broker-0"):
-        empty.define(**keys, initial_owner="west")
-    empty.define(**keys, initial_owner="broker-0")
-    with pytest.raises(ConfigError, match=r"initial_owner: 'west' – must be .* names: east"):
-        parse_configuration({"brokers": ["east"], "queues": [{**keys, "initial_owner": "west"}]})
-    config = {"brokers": ["west"], "queues": [{**keys, "initial_owner": "west"}]}
-    assert Bench(config=config).seen("q")["depth"] == 0
-
-
 def test_S12_only_the_backlog_is_read_in_large_blocks() -> None:
     core = Core()
     store = CountingStore(DictStore())
