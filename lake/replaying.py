@@ -1,8 +1,9 @@
 """Replay: publishes messages of the past again, to one queue (R4).
 
 `journal` has every message that arrived for a queue (`spooled`, or `discarded` if the queue refused
-it), and its position in `messages`. Messages that the queue no longer has are published again, only
-to that queue, with payload, key, headers and priority. They get new ids and three headers:
+it), and its position in `messages`. If another broker has the queue, the message arrived in its
+stand-in. Messages that are in neither any more are published again, only to that queue, with
+payload, key, headers and priority. They get new ids and three headers:
 `lq-replay-of` (the earlier id, if there was one), `lq-replay-time` (when it was first published)
 and `lq-replay-by`.
 """
@@ -21,6 +22,7 @@ import msgspec
 
 from ..client.values import id_of, time_ms
 from ..expressions import Program, is_true, predicate
+from ..mesh.stand_ins import OUT
 from ..protocol.bounds import CANNOT_DECODE, datetime_of, shown
 from ..protocol.checked import checked
 from ..protocol.commands import Describe
@@ -33,19 +35,21 @@ from .opening import Lake, open_lake
 TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
-# A recreated topic has two records at one offset: use the newest of that time.
+# A recreated topic has two records at one offset: use the newest of that time. A record that lost
+# steps had stored was stored again, under a higher id. A discarded message has no id: a bookmark
+# includes those that came after the first message from it on.
 _CAME = """
-SELECT came.message_id, came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
+SELECT CAST(came.id AS TEXT), came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
-  SELECT max(message_id) AS message_id, max(event) AS event, topic, "partition", "offset", item,
-    published_at, min(step) AS step, min(part) AS part, min(line) AS line
+  SELECT max(CAST(message_id AS UBIGINT)) AS id, max(event) AS event, topic, "partition", "offset",
+    item, published_at, min(place) AS place
   FROM (
-    SELECT j.message_id, j.event, j.topic, j."partition", j."offset", j.item, j.step, j.part,
-      j.line,
+    SELECT j.message_id, j.event, j.topic, j."partition", j."offset", j.item,
+      row(j.time, j.step, j.part, j.line) AS place,
       coalesce(max(m.time) FILTER (WHERE m.time <= j.time), min(m.time)) AS published_at
     FROM journal AS j JOIN messages AS m ON m.topic = j.topic AND m."partition" = j."partition"
       AND m."offset" = j."offset" AND m.item = j.item
-    WHERE j.vpn = $vpn AND j.queue = $queue AND j.event IN ('spooled', 'discarded')
+    WHERE j.vpn = $vpn AND j.queue IN ($queue, $waiting) AND j.event IN ('spooled', 'discarded')
       AND j.topic <> ''
     GROUP BY ALL
   ) AS each_event
@@ -53,10 +57,13 @@ FROM (
 ) AS came JOIN messages AS m ON m.topic = came.topic AND m."partition" = came."partition"
   AND m."offset" = came."offset" AND m.item = came.item AND m.time = came.published_at
 WHERE epoch_ms(m.time) BETWEEN $since AND $until
-  AND ($first_id = 0 OR try_cast(came.message_id AS UBIGINT) >= $first_id)
-  AND (came.message_id IS NULL OR came.message_id NOT IN (
-    SELECT message_id FROM queued WHERE vpn = $vpn AND queue = $queue))
-ORDER BY came.step, came.part, came.line
+  AND ($first_id = 0 OR came.id >= $first_id OR came.id IS NULL AND came.place >= (
+    SELECT min(row(time, step, part, line)) FROM journal
+    WHERE vpn = $vpn AND queue IN ($queue, $waiting) AND event = 'spooled'
+      AND CAST(message_id AS UBIGINT) >= $first_id))
+  AND (came.id IS NULL OR CAST(came.id AS TEXT) NOT IN (
+    SELECT message_id FROM queued WHERE vpn = $vpn AND queue IN ($queue, $waiting)))
+ORDER BY came.place
 """
 # A publisher may set any time in a record. A record with a wrong time is stored under a day near
 # the day of arrival, and must not count as the beginning of the tables.
@@ -163,7 +170,7 @@ class ToReplay:
         begin = None if bookmark or since in (None, "epoch") else since
         self._since = begin
         self._given: dict[str, Any] = {
-            "vpn": vpn, "queue": queue, "first_id": id_of(bookmark or 0, "since"),
+            "vpn": vpn, "queue": queue, "waiting": OUT + queue, "first_id": id_of(bookmark or 0, "since"),
             "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
             "until": 1 << 62 if until is None else time_ms(until, "until"),
         }  # fmt: skip
@@ -176,11 +183,11 @@ class ToReplay:
             raise ConfigError(str(error)) from error
 
     def left(self, lake: Lake, begins: int | None, earliest: int | None) -> str:
-        """A sentence about the part that the tables no longer have. earliest: the earliest time of
-        a message, even a wrong one. Raises ConfigError if they have none of the messages."""
+        """A sentence about the part that the tables do not have. earliest: the earliest time of a
+        message, even a wrong one. Raises ConfigError if they no longer have any of the messages."""
         given = self._given
         if begins is None or earliest is None:
-            return ""
+            return "The tables have no messages yet: they are some seconds behind the engine"
         when = datetime_of(begins).isoformat(" ", "seconds")
         if given["until"] < min(begins, earliest):
             raise ConfigError(

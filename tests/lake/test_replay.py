@@ -14,6 +14,7 @@ from lake.on_files import Recorded, write_table
 from lakequeue import LakequeueError
 from lakequeue.protocol import ConfigError
 from rules.harness import Bench, drain
+from rules.mesh import Mesh, local
 
 
 class Shop:
@@ -122,6 +123,54 @@ def test_R4_beyond_retention_the_error_names_what_is_left(shop: Shop) -> None:
     write_table(shop.home, "journal", left)
     found = shop.bench.admin.replay("orders", since=sent, home=shop.home, dry_run=True)
     assert found.left.startswith(f"The tables begin with message {second}, of ")
+
+
+def test_R4_an_answer_from_empty_tables_says_so(shop: Shop) -> None:
+    """Right after the first start, messages are still on their way to the tables."""
+    empty = shop.replay(since="epoch")
+    assert (empty.count, empty.begins) == (0, None)
+    assert empty.left.startswith("The tables have no messages yet")
+    shop.bench.send({})
+    assert shop.replay(since="epoch").left == ""
+
+
+def test_R4_discarded_messages_behind_a_bookmark_come_back(shop: Shop) -> None:
+    shop.bench.define(max_spool_messages=1, reject_msg_to_sender_on_discard="never")
+    for n in range(3):
+        shop.bench.send({"n": 3 * n})
+        shop.bench.send({"n": 3 * n + 1})  # discarded
+        shop.consume()
+    _, second, _ = [row["message_id"] for row in shop.bench.rows("spooled")]
+    found = shop.replay(since=second, dry_run=True)
+    assert [one["payload"] for one in found.examples] == [b'{"n": %d}' % n for n in (3, 4, 6, 7)]
+    assert found.count == 4
+
+
+def test_R4_messages_that_reached_another_broker_first_come_back(tmp_path: Path) -> None:
+    """They waited there for the queue's broker. One that still waits is not replayed."""
+    mesh = Mesh(local("far", "a", "t"))
+    recorded = Recorded(mesh.engine)
+    sent = [mesh.send(broker, "t") for broker in "abca"]
+    mesh.take("far")
+    mesh.engine.broker("a").is_stopped = True
+    mesh.send("b", "t")
+    home = recorded.write(tmp_path)
+    mesh.engine.broker("a").is_stopped = False
+    found = mesh.admin.replay("far", home=home, dry_run=True)
+    assert sorted(one["id"] for one in found.examples) == sorted(sent)
+
+
+def test_R3_R4_a_message_that_a_rebuilt_home_has_stored_again_is_not_replayed(shop: Shop) -> None:
+    """Its record has two rows: of a lost step, and under a higher id."""
+    shop.bench.send({})
+    shop.bench.send({})
+    shop.recorded.write(shop.home)
+    first, lost = (row for row in shop.recorded.journal().to_pylist() if row["event"] == "spooled")
+    more = [{**lost, "event": "lost", "topic": "", "step": 1_000_000},
+            {**lost, "message_id": "10", "step": 1_000_001}]  # fmt: skip
+    rows = pa.Table.from_pylist([first, lost, *more], shop.recorded.journal().schema)
+    write_table(shop.home, "journal", rows)
+    assert (lost["message_id"], shop.bench.admin.replay("orders", home=shop.home).count) == ("2", 0)
 
 
 def test_R4_a_record_dated_1970_does_not_extend_the_retained_time(shop: Shop) -> None:
