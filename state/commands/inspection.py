@@ -70,7 +70,7 @@ def events(broker: Broker, vpn: str, command: Events) -> list[dict[str, Any]]:
     told = [e for e in broker.recent if e[1] == vpn or e[4].get("scope") == "broker"]
     return [
         {"event": event, "vpn": name, "queue": queue, "time": time, **details}
-        for event, name, queue, time, details in told[-max(command.limit, 0) :]
+        for event, name, queue, time, details in told[max(len(told) - command.limit, 0) :]
     ]
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from lakequeue.protocol.commands import Events
 from lakequeue.protocol.errors import ConfigError
 from rules.harness import Bench
+from rules.steps import define, started
 
 WRONG = "/price >"
 CALLS: dict[str, Callable[[Bench], object]] = {
@@ -28,3 +30,8 @@ def test_R6_an_invalid_predicate_is_refused_with_its_name_and_text(bench: Bench,
     with pytest.raises(ConfigError, match=f"^{name}: '/price >' – must be an expression: at char"):
         CALLS[what](bench)
     assert bench.seen()["depth"] == 1
+
+
+def test_R6_a_limit_of_no_events_is_kept() -> None:
+    steps = started(define())
+    assert [len(steps.ask(Events(limit=limit))) for limit in (0, 1, 9)] == [0, 1, 1]
