@@ -39,8 +39,8 @@ class ProducerHistory:
 
     high: its highest sequence; gaps, refusals: ranges of missing and of refused sequences below it;
     runs: ``[first sequence, count, first id]``, id 0 if acknowledged without being stored; needs:
-    the records that the Delta tables must have before the answer; starts: the name of each start,
-    and the highest sequence when it took over.
+    the records that the Delta tables must have before the next receipt; starts: the name of each
+    start, and the highest sequence when it took over.
     """
 
     __slots__ = (
@@ -56,6 +56,7 @@ class ProducerHistory:
         self.refusals: Ranges = []
         self.forgotten_at = 0
         self.starts: list[tuple[str, int]] = []
+        self.needs: dict[str, int] = {}
         self.begin()
 
     def begin(self) -> None:
@@ -63,7 +64,6 @@ class ProducerHistory:
         self.receipt = Receipts(self.vpn, self.name, 0, broker=self._broker)
         self._finished: list[Receipts] = []  # receipts of this step that are complete
         self._repeated: Ranges = []  # sequences that came again in this step
-        self.needs: dict[str, int] = {}
         self._is_earlier = False  # whether a later start has superseded the sending one
         self._most = SEQUENCE_MAX  # the sending start's highest: the next one begins behind it
 

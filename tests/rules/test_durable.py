@@ -79,6 +79,20 @@ def test_a_refusal_does_not_wait_for_tables(steps: Steps) -> None:
     assert told(steps.run([tables(1_000)])) == [("p", 1)]
 
 
+def test_P3_a_receipt_covers_no_earlier_message_that_waits_for_tables(steps: Steps) -> None:
+    """Everything up to `up_to` has its answer."""
+    steps.run(publishes=[durable(1)])
+    later = [("orders", b"{}", {"producer": "p", "seq": 2}),
+             ("nowhere", b"{}", {"producer": "p", "seq": 3})]  # fmt: skip
+    for one in later:
+        assert all(r.up_to == 0 and not r.runs for r in of(Receipts, steps.run(publishes=[one])))
+    steps.restart()
+    out = steps.run([tables(1_000)])
+    assert (told(out), of(Receipts, out)[-1].up_to) == ([("p", 1), ("p", 2)], 2)
+    (last,) = of(Receipts, steps.run(publishes=[("orders", b"{}", {"producer": "p", "seq": 4})]))
+    assert (last.up_to, last.runs) == (4, [[4, 1, 3]])
+
+
 def test_P1_a_repeated_message_is_stored_once_and_confirmed_with_the_tables(
     steps: Steps,
 ) -> None:
