@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from ..protocol.once_a_minute import OnceAMinute
 from ..sources.live import kafka_client
@@ -46,7 +46,8 @@ class WatchThread(threading.Thread):
 
 class TopicReader(WatchThread):
     """Reads partitions from these offsets on. While Kafka is down it waits. settings: of the
-    consumer, which commits no offsets."""
+    consumer, which commits no offsets. unread: topics whose end it has not reached yet, if the
+    settings ask Kafka's library to report ends."""
 
     def __init__(
         self, bootstrap: str, name: str, places: list[TopicPartition], **settings: Any
@@ -55,6 +56,7 @@ class TopicReader(WatchThread):
         self._kafka = kafka_client(bootstrap, name)
         self._places = places
         self._settings = settings
+        self.unread = {place.topic for place in places}
 
     @cached_property
     def _consumer(self) -> Consumer:
@@ -72,10 +74,13 @@ class TopicReader(WatchThread):
         self._consumer.assign(self._places)
         while not self._stopping.is_set():
             message = self._consumer.poll(POLL_S)
-            if message is not None and message.error() is None:
+            error = None if message is None else message.error()
+            if message is not None and error is None:
                 self.attempt(partial(self.take, message))  # any client may write there
-            else:
-                self.attempt(self.idle)
+                continue
+            if message is not None and error.code() == KafkaError._PARTITION_EOF:
+                self.unread.discard(message.topic())
+            self.attempt(self.idle)
         self._consumer.close()
 
     def take(self, message: Message) -> None:

@@ -34,7 +34,8 @@ class BridgeWatch(TopicReader):
 
     def __init__(self, bootstrap: str, vpns: list[str]) -> None:
         places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0, 0) for vpn in vpns]
-        super().__init__(bootstrap, "lakequeue-bridges", places, **READER)
+        settings = {**READER, "enable.partition.eof": True}  # see `unread`
+        super().__init__(bootstrap, "lakequeue-bridges", places, **settings)
         self._servers = bootstrap
         self._epoch = 0
         self._ends = BridgeEnds()
@@ -102,8 +103,8 @@ class BridgeWatch(TopicReader):
 
     def _trim(self) -> None:
         """Remove answered records, which nobody reads again: a broker's bridges share a topic, so
-        all of them must have read so far."""
-        if time.monotonic() - self._trimmed_at < TRIM_S:
+        all of them must have read so far, and be known: an unread directory may name more."""
+        if self.unread or time.monotonic() - self._trimmed_at < TRIM_S:
             return
         self._trimmed_at = time.monotonic()
         at: dict[str, list[int | None]] = {}

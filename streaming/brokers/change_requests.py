@@ -101,7 +101,7 @@ class ChangeRequests(TopicReader):
         places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
         super().__init__(bootstrap, "lakequeue-wishes", places)
         self._rehoming, self._answer = rehoming, answer
-        self._over: set[str] = set()  # requests answered before the thread read them
+        self._over: set[str] = set()  # requests that were answered
 
     def open(self, newest: Callable[[str], dict[bytes, bytes]], folder: HomeFolder) -> None:
         """Begin to read requests in a thread, and answer earlier ones now. newest: returns the
@@ -134,6 +134,7 @@ class ChangeRequests(TopicReader):
         if request is None or request.id in self._over:
             return
         assert key is not None
+        self._over.add(request.id)  # Kafka may hold it twice
         answer: dict[str, Any] = {"id": request.id, "done": True}
         try:
             match request.what:

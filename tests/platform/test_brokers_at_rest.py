@@ -409,8 +409,9 @@ def test_M4_a_committed_change_is_answered_as_done(
     requests = ChangeRequests(
         "127.0.0.1:1", ["v"], rests.engine.rehoming, lambda key, value: answers.append(value)
     )
-    requests.read(b"wish/c", json.dumps({"wish": "remove", "id": "1", "to": ""}).encode())
-    assert json.loads(answers[0]) == {"id": "1", "done": True, "moved": []}
+    for _ in range(2):  # Kafka may hold a request twice
+        requests.read(b"wish/c", json.dumps({"wish": "remove", "id": "1", "to": ""}).encode())
+    assert [json.loads(one) for one in answers] == [{"id": "1", "done": True, "moved": []}]
     assert rests.folder.brokers(()) == {"a": 0, "b": 1}
     assert rests.did[-1] == "start a b"
     assert "Kafka is away" in caplog.text

@@ -312,4 +312,13 @@ def test_H1_nothing_is_removed_that_a_bridge_without_a_copier_may_have_to_read(
     watch.idle()
     assert (len(watch._copiers), removed) == (1, [])
     watch.idle()
+    assert removed == [], "a directory may name one more"
+
+    def poll(timeout_s: float) -> Any:
+        watch.stop()
+        end = SimpleNamespace(code=lambda: KafkaError._PARTITION_EOF)
+        return SimpleNamespace(error=lambda: end, topic=lambda: "default.directory")
+
+    watch.__dict__["_consumer"] = Mock(poll=poll)
+    watch.run()
     assert removed == [{("near.bridge-out", 0): 7}]
