@@ -31,6 +31,8 @@ from .facts import MeshFacts, born_of, entry_of, key_of
 from .moves import arrive, enter_in_place
 from .stand_ins import CROSSED, ELSEWHERE
 
+NO_FILES = Reason.SPOOL_FILES  # no queue discards for it (S8)
+
 _rows = msgspec.msgpack.Decoder(list[Row])
 
 
@@ -58,7 +60,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             dead = dead_part(row.extras)
             if dead is not None:  # it died here, or at another broker, as well
                 join(broker, queue, row.id, dead)
-        elif reason is not None and outcome(queue) == NACK:
+        elif reason is not None and (reason is NO_FILES or outcome(queue) == NACK):
             why = reason.value
             break
         elif reason is not None:
@@ -71,8 +73,8 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
     name = facts.peers[sender].name
     ends = [row.until for row in entered]
     until = NEVER if all(end == NEVER for end in ends) else ends
-    ids = [row.id for row in entered]
-    broker.record("spooled", queue, ids, reason=f"from broker {name}", until=until)
+    ids, counts = [row.id for row in entered], [row.deliveries for row in entered]
+    broker.record("spooled", queue, ids, counts, reason=f"from broker {name}", until=until)
     for row in entered:
         apply_early_ack(broker, queue, row)
     keep_last(broker, queue)
@@ -159,10 +161,10 @@ def failed(broker: Broker, facts: MeshFacts, sender: int, message: HandOver) -> 
 
 
 def _refusal(broker: Broker, vpn: str, queue: Queue, row: Row) -> Reason | None:
-    """The first check of S3 that a message fails; None if it passes."""
+    """The first check of S8 and S3 that a message fails; None if it passes."""
+    if broker.spool.file_room(broker.header.system.max_spool_files) < max(row.size, 1):
+        return NO_FILES
     reason = of_broker(broker, vpn, row.size, 0)
-    if reason is None and broker.spool.file_room(broker.header.system.max_spool_files) <= 0:
-        reason = Reason.SPOOL_FILES
     return reason or refusal(queue, [row.size], row.size, row.priority)
 
 

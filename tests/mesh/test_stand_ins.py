@@ -147,8 +147,10 @@ def test_M3_a_message_that_cannot_be_stored_is_dropped_and_blocks_no_lane(
     assert len([e for e in mesh.at["c"].admin().events() if e["event"] == "mesh_refused"]) > 0
 
 
-def test_S8_M3_a_broker_without_spool_files_refuses_messages_of_others() -> None:
-    mesh = Mesh(FAR)
+@pytest.mark.parametrize("policy", ["when-queue-enabled", "never"])
+def test_S8_M3_a_broker_without_spool_files_refuses_messages_of_others(policy: str) -> None:
+    """It discards none, whatever the queue's policy is (S4)."""
+    mesh = Mesh(FAR | {"reject_msg_to_sender_on_discard": policy})
     header = mesh.state("c").header
     header.system = msgspec.structs.replace(header.system, max_spool_files=0)
     mesh.send("a", "news")
