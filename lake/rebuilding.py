@@ -45,6 +45,7 @@ from ..protocol.home_places import (
     checkpoints_place,
     tables_place,
 )
+from ..protocol.ids import COUNTER_MASK, make_id
 from ..protocol.state_files import FOLDER, QUEUES, state_file, write_state, write_whole
 from ..protocol.table_format import CRC_MODULUS
 from ..state import FORMAT
@@ -63,10 +64,14 @@ _GIVEN = """
 SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
 WHERE CAST(message_id AS UBIGINT) BETWEEN $first AND $last
 """
+# Messages that a broker's journal has in a queue, and that the broker which gave them their ids does
+# not know. unknown: the first unknown id of each broker.
 _PHANTOMS = """
 SELECT c.vpn, c.queue, c.message_id FROM changes AS c
-WHERE c.next_event IS NULL AND c.state <> 'gone'
-  AND CAST(c.message_id AS UBIGINT) BETWEEN $first AND $last ORDER BY c.step, c.part, c.line
+JOIN (SELECT unnest(CAST($unknown AS UBIGINT[])) AS first) AS ids
+  ON CAST(c.message_id AS UBIGINT) BETWEEN ids.first AND (ids.first | 281474976710655)
+WHERE c.broker = $broker AND c.next_event IS NULL AND c.state <> 'gone'
+ORDER BY c.step, c.part, c.line
 """
 
 
@@ -111,9 +116,11 @@ def _rebuild(tables_home: Path, home: Path, about: dict[str, Any]) -> list[Rebui
     there = tables_place(tables_home)
     tables = home / TABLES if there == tables_home / TABLES else there
     with open_lake(tables_home) as lake:
-        for moment in _moments(lake, tables_home, about.get("removed", {})):
+        moments = _moments(lake, tables_home, about.get("removed", {}))
+        unknown = [make_id(m.home.number, next_counter(m.store)) for m in moments]
+        for moment in moments:
             epoch = moment.home.epoch
-            done.append(_one(lake, home, tables, moment, queues))
+            done.append(_one(lake, home, tables, moment, queues, unknown))
     for name in OUTDATED:
         remove(checkpoints / name)
     about.pop(KAFKA, None)  # the new home may start on another cluster
@@ -227,20 +234,17 @@ def _home_record(source: Path) -> dict[str, Any]:
 
 
 def _one(
-    lake: Lake, home: Path, tables: Folder, moment: Moment,
-    queues: list[list[str]],
+    lake: Lake, home: Path, tables: Folder, moment: Moment, queues: list[list[str]],
+    unknown: list[int],
 ) -> Rebuilt:  # fmt: skip
-    store, name, base = moment.store, moment.broker, moment.home.number << 48
+    store, name, number = moment.store, moment.broker, moment.home.number
     (journaled,) = lake.execute(_JOURNALED, {"broker": name}).fetchone() or (0,)
-    ids = {"first": base, "last": base | (1 << 48) - 1}
+    ids = {"first": make_id(number, 0), "last": make_id(number, COUNTER_MASK)}
     # also ids of messages that only other brokers store
     (given,) = lake.execute(_GIVEN, ids).fetchone() or (0,)
     step = max(moment.step, journaled) + STEPS_AHEAD
-    known = next_counter(store)
-    counter = max(known, (given & ((1 << 48) - 1)) + 1) + IDS_AHEAD
-    phantoms = lake.execute(_PHANTOMS, {**ids, "first": base | known}).fetchall()
-    if phantoms:
-        _close(tables, name, step, moment.now, phantoms)
+    counter = max(next_counter(store), (given & COUNTER_MASK) + 1) + IDS_AHEAD
+    lost = _close_phantoms(lake, tables, name, unknown, step, moment.now)
     # Deliveries get new numbers, so that no client confuses one with a delivery of a lost step.
     now = round(clock.time() * 1000)
     depths = move_ahead(store, step, counter, DELIVERIES_AHEAD, now)
@@ -255,7 +259,7 @@ def _one(
     _keep_snapshot(tables, moment, step, kept)
     time = datetime.fromtimestamp(moment.now / 1000, UTC)
     messages = sum(one.messages for one in depths)
-    return Rebuilt(name, moment.step, time, len(depths), messages, len(phantoms), moment.notes)
+    return Rebuilt(name, moment.step, time, len(depths), messages, lost, moment.notes)
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:
@@ -284,10 +288,12 @@ def _append(place: Folder, rows: list[dict[str, Any]]) -> None:
     deltalake.write_deltalake(table, pa.Table.from_pylist(rows, schema), mode="append")
 
 
-def _close(
-    tables: Folder, broker: str, step: int, now: int, phantoms: list[tuple[str, str, str]]
-) -> None:
-    """Record in the journal that messages which only lost steps stored are lost."""
+def _close_phantoms(
+    lake: Lake, tables: Folder, broker: str, unknown: list[int], step: int, now: int
+) -> int:
+    """Record in the broker's journal that messages which only lost steps stored are lost; returns
+    how many. unknown: see `_PHANTOMS`."""
+    phantoms = lake.execute(_PHANTOMS, {"broker": broker, "unknown": unknown}).fetchall()
     time = datetime.fromtimestamp(now / 1000, UTC)
     rows = [
         {
@@ -298,4 +304,6 @@ def _close(
         }
         for line, (vpn, queue, number) in enumerate(phantoms)
     ]  # fmt: skip
-    _append(tables / "journal", rows)
+    if rows:
+        _append(tables / "journal", rows)
+    return len(rows)

@@ -18,12 +18,12 @@ from .why_waited import Period, WaitReasons
 ID_SHOWN = 40  # characters of a wrong id
 
 _EVENTS = """
-SELECT j.vpn, j.queue, j.step, j.part, j.line, j.time, j.event,
+SELECT j.broker, j.vpn, j.queue, j.step, j.part, j.line, j.time, j.event,
   nullif(coalesce(n.consumer, j.subscription), '') AS consumer, j.reason, j.deliveries, j.until
 FROM journal AS j LEFT JOIN (
   SELECT vpn, queue, subscription, max(consumer) AS consumer FROM consumers GROUP BY ALL
 ) AS n ON j.vpn = n.vpn AND j.queue = n.queue AND j.subscription = n.subscription
-WHERE j.message_id = $id ORDER BY j.step, j.part, j.line
+WHERE j.message_id = $id ORDER BY j.time, j.step, j.part, j.line
 """
 _CHANGES = "SELECT * FROM changes WHERE message_id = $id"
 # A recreated topic has two records at one offset: use the newest of that time.
@@ -68,7 +68,7 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
         key = row["vpn"], row["queue"]
         fields = {name: row[name] for name in
                 ("time", "event", "consumer", "deliveries", "reason", "until")}  # fmt: skip
-        fields["then"] = _then(waits.get(key), changes.get(_place(row)))
+        fields["then"] = _then(waits.get((row["broker"], *key)), changes.get(_place(row)))
         queues.setdefault(key, []).append(fields)
     published = _rows(lake, _PUBLISHED, number)
     return {
@@ -80,11 +80,11 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     }
 
 
-def _waits(lake: Lake, changes: list[dict[str, Any]]) -> dict[tuple[str, str], WaitReasons]:
-    """The queues in which the message waited, each from the first time to the last."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+def _waits(lake: Lake, changes: list[dict[str, Any]]) -> dict[tuple[str, ...], WaitReasons]:
+    """The queues in which the message waited, at each broker from the first time to the last."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in filter(_waited, changes):
-        found.setdefault((row["vpn"], row["queue"]), []).append(row)
+        found.setdefault((row["broker"], row["vpn"], row["queue"]), []).append(row)
     spans = {
         key: (min(row["step"] for row in rows), [row["next_step"] for row in rows])
         for key, rows in found.items()
@@ -121,7 +121,7 @@ def _span(since: datetime, until: datetime | None) -> dict[str, Any]:
 
 
 def _place(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("vpn", "queue", "step", "part", "line"))
+    return tuple(row[name] for name in ("broker", "vpn", "queue", "step", "part", "line"))
 
 
 def _rows(lake: Lake, sql: str, number: str) -> list[dict[str, Any]]:

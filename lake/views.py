@@ -60,7 +60,7 @@ def _state() -> str:
 _SPOOLED = f"CASE WHEN event = '{SPOOLED}' THEN {{}} END"
 
 _CHANGES = f"""
-SELECT vpn, queue, message_id, step, part, line, time, event, {_state()} AS state, subscription,
+SELECT broker, vpn, queue, message_id, step, part, line, time, event, {_state()} AS state, subscription,
   reason, deliveries, until,
   CAST(sum({_SPOOLED.format(1)}) OVER w AS INT) AS stay,
   {{newest:{_SPOOLED.format("time")}}} OVER w AS entered_at,
@@ -85,7 +85,7 @@ FROM (
     lead(regexp_extract({_DETAILS}, ', why=(.*)$', 1)) OVER w AS next_why
   FROM journal
   WHERE message_id IS NULL AND subscription <> '' AND event IN ('subscribed', 'unsubscribed')
-  WINDOW w AS (PARTITION BY vpn, queue, subscription ORDER BY {ORDER})
+  WINDOW w AS (PARTITION BY broker, vpn, queue, subscription ORDER BY {ORDER})
 ) AS theirs
 WHERE event = 'subscribed'
 """
@@ -125,7 +125,7 @@ def _time_of(event: str) -> str:
 
 _GIVEN = f"""(state = '{NAMES[LEASED]}' OR event = 'barrier_delivered')"""
 
-# The last event at a broker. A transferred message continues at another broker.
+# The last event at a broker. A transferred message continues at another broker, with its count.
 _LAST = "next_event IS NULL AND event <> 'transferred'"
 
 _LIFECYCLE = f"""
@@ -140,7 +140,8 @@ FROM (
     {_time_of("expired")} AS expired_at,
     {_time_of("dead_lettered")} AS dead_lettered_at,
     CAST(sum(CASE WHEN event = 'barrier_delivered' THEN 1
-      WHEN state IS NOT NULL AND (next_event IS NULL OR next_event = '{SPOOLED}') THEN deliveries
+      WHEN state IS NOT NULL AND event <> 'transferred'
+        AND (next_event IS NULL OR next_event = '{SPOOLED}') THEN deliveries
       ELSE 0 END) AS BIGINT) AS deliveries,
     CASE WHEN count(CASE WHEN {_GIVEN} THEN 1 END) > 0
       THEN array_sort(array_agg(DISTINCT consumer) FILTER (WHERE {_GIVEN})) END AS consumers,

@@ -1,6 +1,6 @@
 """Explains why a ready message waited, as far as the journal shows it (B1–B4, H5, O3, L12).
 
-A period of one queue's journal is replayed. It shows the consumers with their backlogs, how many
+A period of one queue's journal at one broker is replayed. It shows the consumers with their backlogs, how many
 messages each consumer has leased, whether egress is shut down, and which barriers precede the
 message. After each step the first obstacle is named, in the engine's own order (a queue's
 `blocked`). Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
@@ -24,12 +24,12 @@ WAITING = "waiting"
 NO_STEP = 1 << 62
 _NOTES = """
 SELECT step, time, event, subscription, reason FROM journal
-WHERE message_id IS NULL AND vpn = $vpn AND queue = $queue AND step < $end
+WHERE message_id IS NULL AND broker = $broker AND vpn = $vpn AND queue = $queue AND step < $end
 ORDER BY step, part, line
 """
 _LEASES = """
 SELECT step, time, next_step, next_time, subscription FROM changes
-WHERE vpn = $vpn AND queue = $queue AND state = 'leased' AND step < $end
+WHERE broker = $broker AND vpn = $vpn AND queue = $queue AND state = 'leased' AND step < $end
   AND coalesce(next_step, $end) > $start
 """
 _BARRIERS = """
@@ -37,9 +37,9 @@ SELECT message_id, min(step) AS step, min(time) AS time,
   max(CASE WHEN state = 'gone' THEN step END) AS gone_step,
   max(CASE WHEN state = 'gone' THEN time END) AS gone_time
 FROM changes
-WHERE vpn = $vpn AND queue = $queue AND message_id IN (
+WHERE broker = $broker AND vpn = $vpn AND queue = $queue AND message_id IN (
   SELECT message_id FROM journal
-  WHERE vpn = $vpn AND queue = $queue AND event = 'barrier_delivered')
+  WHERE broker = $broker AND vpn = $vpn AND queue = $queue AND event = 'barrier_delivered')
 GROUP BY message_id, stay
 """
 
@@ -145,9 +145,11 @@ class WaitReasons:
     start, end: the periods' first and last step; end None: the newest step.
     """
 
-    def __init__(self, lake: Lake, vpn: str, queue: str, start: int, end: int | None) -> None:
+    def __init__(
+        self, lake: Lake, broker: str, vpn: str, queue: str, start: int, end: int | None
+    ) -> None:
         self._queue = _Queue()
-        place, until = {"vpn": vpn, "queue": queue}, NO_STEP if end is None else end
+        place, until = {"broker": broker, "vpn": vpn, "queue": queue}, NO_STEP if end is None else end
         happenings = _happenings(lake, self._queue, place, start, until)
         self._steps = [
             (step, list(group)) for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)

@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from lake.history import write_history
+from lake.on_files import Recorded
 from lake.test_past import _as_the_world, lived
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past, rebuilding
@@ -30,6 +31,7 @@ from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.facts import MeshFacts, Peer, Sent, peers_of
 from lakequeue.protocol import folders
 from lakequeue.protocol.folders import folder
+from lakequeue.protocol.ids import make_id
 from lakequeue.protocol.state_files import read_state, restore, state_file, step_of, write_state
 from lakequeue.replica.driver import Snapshot
 from lakequeue.sinks.snapshots import slices
@@ -37,6 +39,7 @@ from lakequeue.state import FORMAT, DictStore, Home, check
 from lakequeue.streaming.home.home_folder import HomeFolder
 from loop.memory import HOME, Some
 from pyarrow.fs import copy_files
+from rules.mesh import Mesh, local
 from s3_store import BUCKET, bucket
 
 __all__ = ["_as_the_world", "bucket"]
@@ -202,6 +205,26 @@ def test_R3_the_journal_lists_messages_known_only_to_lost_steps(tmp_path: Path) 
     assert sorted(said) == [("1000", last + 1_000_001), ("1001", last + 1_000_001)]
     with open_lake(old) as lake:
         assert lake.execute("SELECT count(*) FROM queued").fetchall() == [(2,)]
+
+
+def test_R3_the_journal_lists_lost_messages_at_the_broker_that_stored_them(
+    tmp_path: Path,
+) -> None:
+    """The step of a that stored a message is lost; c had the message for its queue already."""
+    mesh = Mesh(local("far", "c", "t"))
+    recorded = Recorded(mesh.engine)
+    known, lost = (int(mesh.send("a", "t")) for _ in range(2))
+    home = recorded.write(tmp_path)
+    unknown = [lost, make_id(2, 1)]
+    with open_lake(home) as lake:
+        closed = {
+            name: rebuilding._close_phantoms(lake, home / "tables", name, unknown, 1_000_000, 0)
+            for name in "ac"
+        }
+    assert closed == {"a": 0, "c": 1}
+    with open_lake(home) as lake:
+        queued = lake.execute("SELECT queue, message_id FROM queued").fetchall()
+    assert queued == [("far", str(known))]
 
 
 def test_the_new_home_may_be_started(tmp_path: Path) -> None:

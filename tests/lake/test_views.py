@@ -22,6 +22,7 @@ from lakequeue.lake import open_lake, trace
 from lakequeue.lake.views import states_after
 from lakequeue.state.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from rules.harness import Bench, drain, start
+from rules.mesh import Mesh, ids, shared
 from rules.scenario import Runner, load
 
 SQL_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sql.md"
@@ -247,3 +248,31 @@ def test_an_unknown_message_is_reported(bench: Bench, recorded: Recorded) -> Non
     bench.define()
     with pytest.raises(LakequeueError, match="have no message 12345"):
         story(recorded, "12345")
+
+
+def test_R1_H4_each_attempt_at_a_message_counts_once_and_is_traced_in_order() -> None:
+    """Both brokers have steps of the same numbers, and the second broker goes on counting."""
+    mesh = Mesh(shared("dist", "t"))
+    recorded = Recorded(mesh.engine)
+    sent = mesh.send("a", "t")
+    for broker in "aab":
+        mesh.advance("1s")
+        with mesh.consumer(broker, queue="dist") as consumer:
+            mesh.advance("1s")
+            assert ids(drain(consumer)) == [sent]
+    mesh.advance("1s")
+    with recorded.lake() as lake:
+        deliveries = rows(lake, "SELECT deliveries FROM lifecycle")
+        queued = rows(lake, "SELECT state, deliveries FROM queued")
+        (found,) = trace(lake, sent)["queues"]
+    assert (deliveries, queued) == ([{"deliveries": 3}], [{"state": "ready", "deliveries": 3}])
+    told = [(e["event"], e["deliveries"], (e["then"] or {}).get("state")) for e in found["life"]]
+    assert told[:5] == [
+        ("spooled", 0, "ready"), ("delivered", 1, "leased"), ("returned", 1, "ready"),
+        ("redelivered", 2, "leased"), ("returned", 2, "ready"),
+    ]  # fmt: skip
+    assert sorted(told[5:9]) == [
+        ("granted", 2, "moving"), ("redelivered", 3, "leased"), ("spooled", 2, "ready"),
+        ("transferred", 2, "gone"),
+    ]  # fmt: skip
+    assert told[9:] == [("returned", 3, "ready")]
