@@ -185,8 +185,7 @@ def take_in(broker: Broker, queue: Queue, row: Row, content: Content, waiting: b
         found = match(queue, payload, row.priority, key, is_dead=True) or plain_match(queue)
         row.level, row.lane, row.barrier = found.level, found.lane, found.barrier
         row.deliveries = row.cancels = row.number = 0
-        own_only = transit.get("own_only", dead_part(row.extras) is not None)
-        row.expires = expires_at(queue.definition, broker.now, row.ttl_ends, own_only=own_only)
+        row.expires = expires_at(queue.definition, broker.now, row.ttl_ends)
         until = transit.get("until", NEVER)
         if broker.now < until < NEVER:
             row.until = until

@@ -34,7 +34,7 @@ from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part,
 from ..rules.entry_checks import Match, has_already, match_stored, program_of
 from ..rules.returned_leases import expire
 from ..storage.blocks import Content
-from ..storage.row import DELAYED, LEASED, NEVER, Row
+from ..storage.row import DELAYED, LEASED, NEVER, TTL_OVER, Row
 
 LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message already
@@ -128,10 +128,10 @@ def _match_of_moved(broker: Broker, target: Queue, row: Row) -> Match | str:
 
 
 def _enter(broker: Broker, found: Match, row: Row) -> Row:
-    spent = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
+    is_over = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
     until = row.until if row.state == DELAYED else NEVER
     broker.spool.add_match(row)
-    return put(broker, found, row, until, row.extras, row.ttl_ends, own_only=spent)
+    return put(broker, found, row, until, row.extras, TTL_OVER if is_over else row.ttl_ends)
 
 
 def _leave_and_journal(

@@ -15,7 +15,7 @@ from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
-from ..storage.row import MOVING, NEVER, Row
+from ..storage.row import MOVING, NEVER, TTL_OVER, Row
 from .after_entry import apply_early_ack, keep_last
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
 from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match, program_of
@@ -84,19 +84,18 @@ def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str
 
 def put(
     broker: Broker, found: Match, row: Row, until: int, extras: dict[str, Any] | None,
-    ttl_ends: int = NEVER, own_only: bool = True,
+    ttl_ends: int = TTL_OVER,
 ) -> Row:  # fmt: skip
     """Enter a message that left another queue, with its match; returns its row. Its deliveries
-    count from zero. own_only, ttl_ends: see `expires_at`."""
+    count from zero. By default the publisher's TTL does not count any more (X5)."""
     target = found.queue
     if target.header.stands_for:
-        extras = {**(extras or {}), TRANSIT: {"until": until, "own_only": own_only}}
+        extras = {**(extras or {}), TRANSIT: {"until": until}}
         until = NEVER
-    expires = expires_at(target.definition, broker.now, ttl_ends, own_only=own_only)
     moved = msgspec.structs.replace(
-        row, seq=0, expires=expires, level=found.level, generation=0, lane=found.lane,
-        barrier=found.barrier, until=until, holder=0, deliveries=0, cancels=0, number=0,
-        extras=extras or None,
+        row, seq=0, ttl_ends=ttl_ends, expires=expires_at(target.definition, broker.now, ttl_ends),
+        level=found.level, generation=0, lane=found.lane, barrier=found.barrier, until=until,
+        holder=0, deliveries=0, cancels=0, number=0, extras=extras or None,
     )  # fmt: skip
     enter(broker, target, [moved])
     return moved

@@ -23,7 +23,7 @@ from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.queue import Queue
 from ..storage.blocks import Content
-from ..storage.row import NEVER, Row
+from ..storage.row import NEVER, TTL_OVER, Row
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52
@@ -136,11 +136,10 @@ def match_stored(queue: Queue, row: Row, content: Content) -> Match | str:
 # ---------------------------------------------------------------- lifetime
 
 
-def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: bool = False) -> int:
+def expires_at(definition: QueueDefinition, now: int, ttl_ends: int) -> int:
     """When a message that enters the queue now will expire, by the expiration model (X2, X4).
 
-    ttl_ends: end of the publisher's TTL, epoch ms, or NEVER. own_only: ignore that TTL, as in a
-    dead message queue and after a redrive (X5).
+    ttl_ends: see `Row`.
     """
     own, most = definition.expiration_ms, definition.max_ttl_ms
     # max_ttl also bounds messages without a TTL
@@ -148,7 +147,7 @@ def expires_at(definition: QueueDefinition, now: int, ttl_ends: int, own_only: b
         own = most
     queue_ends = NEVER if own is None else now + own
     model = definition.expiration_model
-    if own_only or model == "queue":
+    if ttl_ends == TTL_OVER or model == "queue":
         return queue_ends
     if model == "latest":
         return max(queue_ends, ttl_ends)

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 NEVER = 1 << 62  # a time that never comes
+TTL_OVER = 0  # instead of the end of the publisher's TTL, which does not count any more (X5)
 LOWEST = -(1 << 191)  # below every key
 HIGHEST = 1 << 191  # above every key
 
@@ -34,7 +35,7 @@ class Row(msgspec.Struct, array_like=True, gc=False):
     size: int  # as quotas count it: payload plus application headers (Q8)
     entered: int  # when it entered this queue
     time: int  # when it was published
-    ttl_ends: int = NEVER  # the end of the publisher's TTL
+    ttl_ends: int = NEVER  # the end of the publisher's TTL, or TTL_OVER
     expires: int = NEVER  # by the queue's model
     priority: int = 4  # the publisher's, 0–255
     dmq: bool = True  # whether it may go to a dead message queue

@@ -464,7 +464,7 @@ class Model:
             moved += 1
             source.entries.remove(entry)
             source.counters["moved"] += 1
-            is_dead = "lq-dead-reason" in entry.headers
+            is_dead = entry.was_dead or "lq-dead-reason" in entry.headers
             self.take_in(target, replace(entry, was_dead=is_dead or due(entry.ttl_until, self.now)))
         self.dispatch()
         return moved, dict(stayed)
