@@ -76,7 +76,8 @@ def _next_part(
     last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
     held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
-    found = [row for row in held.values() if row.id <= last]
+    end = task.done.setdefault("end", queue.header.next_delivery)  # later ones nobody has seen
+    found = [row for row in held.values() if row.id <= last and row.number < end]
     rows = found[: max(budget.rows, 1)]
     budget.take(len(rows) + 1)
     return Part(sorted(rows, key=by_arrival), last=len(rows) == len(found))

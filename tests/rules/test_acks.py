@@ -7,7 +7,7 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from rules.harness import Bench, drain
-from rules.steps import WIDE, define, described, started, subscribe
+from rules.steps import WIDE, body, define, delivered, described, started, subscribe
 
 
 def bind(bench: Bench, name: str) -> None:
@@ -53,6 +53,15 @@ def test_C4_the_iterator_yields_the_available_messages(bench: Bench) -> None:
     consumer = bench.consumer(ack_mode="auto")
     sent = [bench.send({"n": n}) for n in range(3)]
     assert [message.id for message, _ in zip(consumer, range(3), strict=False)] == sent
+
+
+def test_L13_a_cumulative_ack_removes_no_message_that_was_delivered_after_it() -> None:
+    """It takes several steps, and what it frees is delivered meanwhile."""
+    keys = {"max_per_subscription_backlog": 2, "priority": "/p"}
+    steps = started(define(**keys), subscribe("a"), limits=Limits(command_rows=1))
+    steps.run(publishes=[("orders", body(p=p)) for p in (1, 9, 9)])
+    assert delivered(steps.run([c.Ack(queue="orders", up_to="3", subscription="a")])) == [1]
+    assert (described(steps)["acknowledged"], described(steps)["leased"]) == (2, 1)
 
 
 def test_L9_a_range_of_early_acks_is_not_split_beyond_the_limit() -> None:
