@@ -179,15 +179,19 @@ LEFT JOIN (
 """
 
 _NOTES = ("defined", "deleted", "definition", "shutdown", "subscribed", "unsubscribed")
+# A queue exists from its first definition after its last deletion on. Each of its brokers has one.
 _QUEUES = f"""
-WITH notes AS (
+WITH numbered AS (
   SELECT vpn, queue, event, reason, time,
     row_number() OVER (PARTITION BY vpn, queue ORDER BY time, {ORDER}) AS n
   FROM journal WHERE message_id IS NULL AND queue <> '' AND event IN ({_names(list(_NOTES))})
+), notes AS (
+  SELECT *, coalesce(max(CASE WHEN event = 'deleted' THEN n END)
+    OVER (PARTITION BY vpn, queue), 0) AS gone
+  FROM numbered
 ), made AS (
-  SELECT vpn, queue, coalesce(max(CASE WHEN event = 'defined' AND reason = '' THEN n END), 0) AS n,
-    coalesce(max(CASE WHEN event = 'deleted' THEN n END), -1) AS gone
-  FROM notes GROUP BY vpn, queue
+  SELECT vpn, queue, min(CASE WHEN event = 'defined' AND reason = '' THEN n END) AS n
+  FROM notes WHERE n > gone GROUP BY vpn, queue
 ), q AS (
   SELECT notes.vpn, notes.queue, min(notes.time) AS defined_at,
     max_by(reason, notes.n) FILTER (WHERE event = 'definition') AS definition,
@@ -195,7 +199,7 @@ WITH notes AS (
     count(CASE WHEN event = 'subscribed' THEN 1 END)
       - count(CASE WHEN event = 'unsubscribed' THEN 1 END) AS consumers
   FROM notes JOIN made ON notes.vpn = made.vpn AND notes.queue = made.queue
-  WHERE made.n > made.gone AND notes.n >= made.n
+  WHERE notes.n > gone AND (notes.n >= made.n OR made.n IS NULL AND gone = 0)
   GROUP BY notes.vpn, notes.queue
 ), held AS (
   SELECT vpn, queue, count(*) AS depth, min(entered_at) AS oldest_at,

@@ -22,10 +22,15 @@ from .opening import Lake
 
 WAITING = "waiting"
 NO_STEP = 1 << 62
+# A queue that has moved here was defined at another broker.
 _NOTES = """
-SELECT step, time, event, subscription, reason FROM journal
-WHERE message_id IS NULL AND broker = $broker AND vpn = $vpn AND queue = $queue AND step < $end
-ORDER BY step, part, line
+SELECT CASE WHEN broker = $broker THEN step ELSE 0 END, time, event, subscription, reason
+FROM journal
+WHERE message_id IS NULL AND vpn = $vpn AND queue = $queue AND CASE WHEN broker = $broker
+  THEN step < $end
+  ELSE event IN ('definition', 'shutdown') AND time <= (
+    SELECT min(time) FROM journal WHERE broker = $broker AND vpn = $vpn AND queue = $queue) END
+ORDER BY time, step, part, line
 """
 _LEASES = """
 SELECT step, time, next_step, next_time, subscription FROM changes

@@ -16,13 +16,13 @@ import lakequeue
 import pyarrow as pa
 import pytest
 from lake.agreement import lifecycle_adds_up, queued_agrees, rows
-from lake.on_files import MESSAGES, Recorded, write_table
+from lake.on_files import MESSAGES, Recorded, by_day, write_table
 from lakequeue import ConfigError, LakequeueError
 from lakequeue.lake import open_lake, trace
 from lakequeue.lake.views import states_after
 from lakequeue.state.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from rules.harness import Bench, drain, start
-from rules.mesh import Mesh, ids, shared
+from rules.mesh import Mesh, ids, local, shared
 from rules.scenario import Runner, load
 
 SQL_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sql.md"
@@ -276,3 +276,38 @@ def test_R1_H4_each_attempt_at_a_message_counts_once_and_is_traced_in_order() ->
         ("transferred", 2, "gone"),
     ]  # fmt: skip
     assert told[9:] == [("returned", 3, "ready")]
+
+
+def test_M4_a_queue_has_its_consumers_after_one_more_broker_defines_it() -> None:
+    mesh = Mesh()
+    recorded = Recorded(mesh.engine)
+    mesh.admin.define(shared("dist"))
+    with mesh.consumer("a", queue="dist"):
+        mesh.advance("1s")
+        journal = recorded.journal().to_pylist()
+        first = [row for row in journal if row["event"] == "subscribed"]
+        added = {"broker": "d", "step": 1, "event": "defined", "subscription": "", "reason": ""}
+        added["time"] = first[0]["time"] + timedelta(seconds=1)
+        journal.append(first[0] | added)
+        with recorded.lake() as lake:
+            lake.register("journal", by_day(pa.Table.from_pylist(journal)))
+            (found,) = rows(lake, "FROM queues WHERE queue = 'dist'")
+    assert found["consumers"] == 1
+
+
+def test_M5_a_queue_that_moved_is_explained_by_its_definition() -> None:
+    """Its new broker writes no definition, and has steps of its own."""
+    mesh = Mesh()
+    recorded = Recorded(mesh.engine)
+    mesh.admin.define(local("orders", "a", max_backlog=1))
+    for _ in range(20):  # a is many steps ahead
+        mesh.admin.usage()
+    mesh.move("orders", "b")
+    mesh.advance("5s")
+    with mesh.consumer("b") as consumer:
+        sent = [mesh.send("b") for _ in range(2)]
+        mesh.advance("1s")
+        drain(consumer)[0].ack()
+    (queue,) = (q for q in story(recorded, sent[1])["queues"] if q["queue"] == "orders")
+    why = queue["life"][0]["then"]["why"]
+    assert [(one["why"], one["ms"]) for one in why] == [("max_backlog of the queue", 1_000)]
