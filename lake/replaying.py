@@ -27,7 +27,7 @@ from ..protocol.bounds import CANNOT_DECODE, datetime_of, shown
 from ..protocol.checked import checked
 from ..protocol.commands import Describe
 from ..protocol.errors import ConfigError, Rejected
-from ..protocol.ids import parse_ranges
+from ..protocol.ids import COUNTER_MASK, parse_ranges
 from ..protocol.messages import PRIORITY_DEFAULT, QUEUE_ALONE
 from ..protocol.wire import headers_list
 from .opening import Lake, open_lake
@@ -36,8 +36,8 @@ TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
 # A recreated topic has two records at one offset: use the newest of that time. A record that lost
-# steps had stored was stored again, under a higher id. A discarded message has no id: a bookmark
-# includes those that came after the first message from it on.
+# steps had stored was stored again, under a higher id. A bookmark is a place in the journal, because
+# a discarded message has no id, and each broker numbers its own messages.
 _CAME = """
 SELECT CAST(came.id AS TEXT), came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (
@@ -57,10 +57,10 @@ FROM (
 ) AS came JOIN messages AS m ON m.topic = came.topic AND m."partition" = came."partition"
   AND m."offset" = came."offset" AND m.item = came.item AND m.time = came.published_at
 WHERE epoch_ms(m.time) BETWEEN $since AND $until
-  AND ($first_id = 0 OR came.id >= $first_id OR came.id IS NULL AND came.place >= (
+  AND ($first_id = 0 OR came.place >= (
     SELECT min(row(time, step, part, line)) FROM journal
     WHERE vpn = $vpn AND queue IN ($queue, $waiting) AND event = 'spooled'
-      AND CAST(message_id AS UBIGINT) >= $first_id))
+      AND CAST(message_id AS UBIGINT) BETWEEN $first_id AND $last_id))
   AND (came.id IS NULL OR CAST(came.id AS TEXT) NOT IN (
     SELECT message_id FROM queued WHERE vpn = $vpn AND queue IN ($queue, $waiting)))
 ORDER BY came.place
@@ -73,7 +73,8 @@ SELECT epoch_ms(min(CASE WHEN CAST(time AS DATE) = date THEN time ELSE date END)
 FROM messages
 """
 _FIRST_ID = """
-SELECT min(CAST(message_id AS UBIGINT)) FROM journal WHERE event = 'spooled'
+SELECT min(CAST(message_id AS UBIGINT)) FROM journal
+WHERE event = 'spooled' AND CAST(message_id AS UBIGINT) BETWEEN $base AND $last
 """
 
 
@@ -168,9 +169,11 @@ class ToReplay:
         checked(Describe(queue=queue))
         bookmark = since if isinstance(since, str) and since.isdecimal() else None
         begin = None if bookmark or since in (None, "epoch") else since
+        first = id_of(bookmark or 0, "since")
         self._since = begin
         self._given: dict[str, Any] = {
-            "vpn": vpn, "queue": queue, "waiting": OUT + queue, "first_id": id_of(bookmark or 0, "since"),
+            "vpn": vpn, "queue": queue, "waiting": OUT + queue, "first_id": first,
+            "last_id": first | COUNTER_MASK,  # of the same broker
             "since": -(1 << 62) if begin is None else time_ms(begin, "since"),
             "until": 1 << 62 if until is None else time_ms(until, "until"),
         }  # fmt: skip
@@ -197,7 +200,9 @@ class ToReplay:
         if self._since is not None and given["since"] < begins:
             return f"The tables begin at {when}: older messages are gone"
         if given["first_id"]:
-            (first,) = lake.execute(_FIRST_ID).fetchone() or (None,)
+            last = given["last_id"]
+            ids = {"base": last - COUNTER_MASK, "last": last}
+            (first,) = lake.execute(_FIRST_ID, ids).fetchone() or (None,)
             if first is not None and given["first_id"] < first:
                 return f"The tables begin with message {first}, of {when}: older ones are gone"
         return ""
