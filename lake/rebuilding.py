@@ -64,8 +64,8 @@ _GIVEN = """
 SELECT coalesce(max(CAST(message_id AS UBIGINT)), 0) FROM journal
 WHERE CAST(message_id AS UBIGINT) BETWEEN $first AND $last
 """
-# Messages that a broker's journal has in a queue, and that the broker which gave them their ids does
-# not know. unknown: the first unknown id of each broker.
+# Messages that a broker's journal has in a queue, and that the broker which gave them their ids
+# does not know. unknown: the first unknown id of each broker.
 _PHANTOMS = """
 SELECT c.vpn, c.queue, c.message_id FROM changes AS c
 JOIN (SELECT unnest(CAST($unknown AS UBIGINT[])) AS first) AS ids

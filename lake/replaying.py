@@ -36,8 +36,8 @@ TOGETHER = 1_000
 EXAMPLES = 5
 OF, TIME, BY = "lq-replay-of", "lq-replay-time", "lq-replay-by"
 # A recreated topic has two records at one offset: use the newest of that time. A record that lost
-# steps had stored was stored again, under a higher id. A bookmark is a place in the journal, because
-# a discarded message has no id, and each broker numbers its own messages.
+# steps had stored was stored again, under a higher id. A bookmark is a place in the journal: a
+# discarded message has no id, and each broker numbers its own messages.
 _CAME = """
 SELECT CAST(came.id AS TEXT), came.event, epoch_ms(m.time), m.payload, m.key, m.lq, m.headers
 FROM (

@@ -80,9 +80,9 @@ def trace(lake: Lake, message_id: str) -> dict[str, Any]:
     }
 
 
-def _waits(lake: Lake, changes: list[dict[str, Any]]) -> dict[tuple[str, ...], WaitReasons]:
+def _waits(lake: Lake, changes: list[dict[str, Any]]) -> dict[tuple[str, str, str], WaitReasons]:
     """The queues in which the message waited, at each broker from the first time to the last."""
-    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for row in filter(_waited, changes):
         found.setdefault((row["broker"], row["vpn"], row["queue"]), []).append(row)
     spans = {

@@ -60,8 +60,8 @@ def _state() -> str:
 _SPOOLED = f"CASE WHEN event = '{SPOOLED}' THEN {{}} END"
 
 _CHANGES = f"""
-SELECT broker, vpn, queue, message_id, step, part, line, time, event, {_state()} AS state, subscription,
-  reason, deliveries, until,
+SELECT broker, vpn, queue, message_id, step, part, line, time, event, {_state()} AS state,
+  subscription, reason, deliveries, until,
   CAST(sum({_SPOOLED.format(1)}) OVER w AS INT) AS stay,
   {{newest:{_SPOOLED.format("time")}}} OVER w AS entered_at,
   {{newest:{_SPOOLED.format("reason")}}} OVER w AS entered_by,

@@ -1,9 +1,10 @@
 """Explains why a ready message waited, as far as the journal shows it (B1–B4, H5, O3, L12).
 
-A period of one queue's journal at one broker is replayed. It shows the consumers with their backlogs, how many
-messages each consumer has leased, whether egress is shut down, and which barriers precede the
-message. After each step the first obstacle is named, in the engine's own order (a queue's
-`blocked`). Reasons that the journal does not show (a busy key, a filter) are called *waiting*.
+A period of one queue's journal at one broker is replayed. It shows the consumers with their
+backlogs, how many messages each consumer has leased, whether egress is shut down, and which
+barriers precede the message. After each step the first obstacle is named, in the engine's own order
+(a queue's `blocked`). Reasons that the journal does not show (a busy key, a filter) are called
+*waiting*.
 """
 
 from __future__ import annotations
@@ -154,7 +155,8 @@ class WaitReasons:
         self, lake: Lake, broker: str, vpn: str, queue: str, start: int, end: int | None
     ) -> None:
         self._queue = _Queue()
-        place, until = {"broker": broker, "vpn": vpn, "queue": queue}, NO_STEP if end is None else end
+        place = {"broker": broker, "vpn": vpn, "queue": queue}
+        until = NO_STEP if end is None else end
         happenings = _happenings(lake, self._queue, place, start, until)
         self._steps = [
             (step, list(group)) for step, group in groupby(sorted(happenings, key=_STEP), key=_STEP)

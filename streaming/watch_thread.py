@@ -74,13 +74,14 @@ class TopicReader(WatchThread):
         self._consumer.assign(self._places)
         while not self._stopping.is_set():
             message = self._consumer.poll(POLL_S)
-            error = None if message is None else message.error()
-            if message is not None and error is None:
+            if message is None:
+                self.attempt(self.idle)
+            elif (error := message.error()) is None:
                 self.attempt(partial(self.take, message))  # any client may write there
-                continue
-            if message is not None and error.code() == KafkaError._PARTITION_EOF:
-                self.unread.discard(message.topic())
-            self.attempt(self.idle)
+            else:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    self.unread.discard(message.topic())
+                self.attempt(self.idle)
         self._consumer.close()
 
     def take(self, message: Message) -> None:
