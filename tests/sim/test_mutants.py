@@ -24,7 +24,7 @@ def test_there_are_enough_planted_bugs() -> None:
 
 
 def test_every_planted_bug_is_in_the_product() -> None:
-    """What a mutant replaces may have got another name, or have gone."""
+    """A function that a mutant replaces may have another name by now, or be gone."""
     for patches in MUTANTS.values():
         for make in patches:
             make().get_original()
