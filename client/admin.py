@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..protocol import ConfigError, LakequeueError, commands
-from ..protocol.bounds import shown
+from ..protocol.bounds import NAME_CHARACTERS_MAX, shown
 from ..protocol.checked import checked
 from ..protocol.descriptions import add_up, add_up_usage
 from ..protocol.patterns import kind_of
 from .message import BrowsedMessage, moment
 from .session.all_hosts import change, merged, remove
 from .session.session import Session
-from .values import function_of, ids_text, truth
+from .values import function_of, ids_text, text_of, truth
 
 MOVE_TIMEOUT_S = 300.0
 # By name: it stands above the client, and needs packages that only a replay needs.
@@ -53,6 +53,11 @@ class Changed:
     count: int
     stayed: int
     why: dict[str, int]
+
+
+def _name(value: str | None, what: str) -> str:
+    """A name that may be left out."""
+    return "" if value is None or value == "" else text_of(value, what, NAME_CHARACTERS_MAX)
 
 
 class Admin:
@@ -107,9 +112,10 @@ class Admin:
         known after 5 minutes. To cancel a move to a broker that stays away, move the queue to where
         it is.
         """
-        if pause:
+        if truth(pause, "pause"):
             self.describe(queue)  # do not pause the home for a queue that does not exist
-            self._session.request_change({"wish": "move", "to": broker}, queue)
+            to = text_of(broker, "broker", NAME_CHARACTERS_MAX)
+            self._session.request_change({"wish": "move", "to": to}, queue)
             return
         command = checked(commands.MoveQueue(queue=queue, broker=broker))
         known = {one["name"]: one for one in self._session.brokers()}
@@ -149,7 +155,8 @@ class Admin:
         group: a group of brokers, or None. The home pauses for some seconds. Raises LakequeueError
         with the reason if the engine refuses, Timeout if it does not answer.
         """
-        self._session.request_change({"wish": "add", "group": group or ""}, name)
+        text_of(name, "name", NAME_CHARACTERS_MAX)
+        self._session.request_change({"wish": "add", "group": _name(group, "group")}, name)
 
     def remove_broker(self, name: str, to: str | None = None) -> list[dict[str, str]]:
         """Remove a broker from a running engine; returns when it is gone.
@@ -159,7 +166,8 @@ class Admin:
         most 1,000. Raises LakequeueError with the reason if the engine refuses (nothing has changed
         then), Timeout if it does not answer.
         """
-        answer = self._session.request_change({"wish": "remove", "to": to or ""}, name)
+        text_of(name, "name", NAME_CHARACTERS_MAX)
+        answer = self._session.request_change({"wish": "remove", "to": _name(to, "to")}, name)
         moved = answer.get("moved", [])
         return [{"vpn": vpn, "queue": queue, "broker": at} for vpn, queue, at in moved]
 

@@ -98,18 +98,14 @@ class AsyncConnection:
     async def close(self) -> None:
         """Flush producers, return what consumers hold, end the session. Raises as
         `Connection.close`."""
-        errors: list[Exception] = []
-        for consumer in list(self._consumers):  # those the application did not close
-            try:
-                await consumer.close()
-            except Exception as error:  # the others still have to be closed
-                errors.append(error)
+        consumers = list(self._consumers)
+        await _callbacks_ended(consumers)
         try:
             await self.call(self.sync.close)
         finally:
             self._sends.shutdown(wait=False)
-        if errors:
-            raise errors[0]
+            for consumer in consumers:
+                consumer._arrived.set()
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a call that may wait, in a thread; on `memory://`, where nothing waits, at once."""
@@ -330,12 +326,7 @@ class AsyncConsumer:
     async def close(self) -> None:
         """Wait up to 5 s for the running callback, send acks, return the rest; raises as
         `lakequeue.Consumer.close`."""
-        working, task = self._working, self._task
-        current = asyncio.current_task()
-        if task is not None:
-            task.cancel()
-        if working is not None and working is not current and not working.done():
-            await asyncio.wait([working], timeout=CLOSE_S)
+        await _callbacks_ended([self])
         await self._connection.call(self.sync.close)
         self._connection._consumers.discard(self)
         self._arrived.set()
@@ -345,3 +336,13 @@ class AsyncConsumer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+async def _callbacks_ended(consumers: list[AsyncConsumer]) -> None:
+    """Call no more callbacks, and wait up to 5 s for those that run, except the calling one."""
+    for consumer in consumers:
+        if consumer._task is not None:
+            consumer._task.cancel()
+    running = [task for consumer in consumers if (task := consumer._working) is not None]
+    if working := [task for task in running if task is not asyncio.current_task()]:
+        await asyncio.wait(working, timeout=CLOSE_S)

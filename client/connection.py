@@ -16,14 +16,14 @@ from typing import Any
 from ..protocol import ConfigError, LakequeueError, commands
 from ..protocol.signing import Credentials
 from .admin import Admin
-from .consumer.consumer import Consumer
+from .consumer.consumer import CLOSE_S, Consumer
 from .producer.producer import Producer
+from .session.futures import SessionFuture
 from .session.session import Session
 from .spans import Spans
 from .values import deadline_s, time_ms
 
 FLUSH_S = 30.0  # for all producers together
-TRANSPORT_FLUSH_S = 10.0
 
 
 class Connection(Session):
@@ -58,8 +58,25 @@ class Connection(Session):
             return Consumer(self, queue, **options)
         replay = self._checked_replay(queue, replay_from, replay_home)
         consumer = Consumer(self, queue, **options)  # a replay goes to a queue's consumers
-        consumer.replay = _begun(replay, self.runner.waits)
+        consumer.replay = self._begun(replay)
         return consumer
+
+    def _begun(self, work: Callable[[], Any]) -> Future[Any]:
+        """Begin work in a thread, or do it now where nothing waits; returns a future with its
+        outcome."""
+        done: SessionFuture[Any] = SessionFuture(self)
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except Exception as error:  # the tables were altered, the connection was closed
+                done.set_exception(error)
+
+        if self.runner.waits:
+            threading.Thread(target=run, name="lakequeue-replay", daemon=True).start()
+        else:
+            run()
+        return done
 
     def _checked_replay(
         self, queue: str, since: datetime | str, home: Path | str | None
@@ -109,9 +126,10 @@ class Connection(Session):
     def close(self) -> None:
         """Close producers and consumers, end the session, close the transport.
 
-        Closes everything, then raises the first error: Timeout for messages without an answer after
-        30 s, Rejected for refused messages nobody was told of, NotConnected if Kafka could not be
-        reached.
+        However many there are, it waits up to 30 s for answers to messages, up to 5 s for running
+        callbacks, and while Kafka or the engine is away up to 8 s for the rest. Closes everything,
+        then raises the first error: Timeout for messages without an answer, Rejected for refused
+        messages nobody was told of, NotConnected if Kafka could not be reached.
         """
         if not self.is_open:
             return
@@ -128,15 +146,17 @@ class Connection(Session):
             for producer in self._producers():
                 attempt(partial(producer.close, max(until - time.monotonic(), 0.0)))
         finally:  # also at Ctrl-C
-            for consumer in list(self._consumers.values()):
-                attempt(consumer.close)
+            consumers, until = list(self._consumers.values()), deadline_s(CLOSE_S)
+            for consumer in consumers:  # first all of them: their callbacks end at the same time
+                consumer.stop()
+            for consumer in consumers:
+                attempt(partial(consumer.close_by, until))
             for number in sorted(self._spoken_to):
                 attempt(partial(self.command, commands.Bye(session=self.session), number))
             self.is_open = False
             self.wake()
+            self._transport.close()  # which also ends a question to Kafka in the reader's thread
             self.runner.stop()
-            self._transport.flush(TRANSPORT_FLUSH_S)
-            self._transport.close()
         if errors:
             raise errors[0]
 
@@ -145,24 +165,6 @@ class Connection(Session):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _begun(work: Callable[[], Any], waits: bool) -> Future[Any]:
-    """Begin work in a thread, or do it now where nothing waits; returns a future with its
-    outcome."""
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except Exception as error:  # the tables were altered, the connection was closed
-            done.set_exception(error)
-
-    if waits:
-        threading.Thread(target=run, name="lakequeue-replay", daemon=True).start()
-    else:
-        run()
-    return done
 
 
 KEY_VARIABLE, KEY_FILE_VARIABLE = "LAKEQUEUE_CLIENT_KEY", "LAKEQUEUE_CLIENT_KEY_FILE"

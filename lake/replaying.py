@@ -245,7 +245,7 @@ def _publish(
         sent: list[Any] = []
         for row in rows:
             if rate is not None:
-                time.sleep(max(0.0, begun + count / rate - time.monotonic()))
+                connection.pause(max(0.0, begun + count / rate - time.monotonic()))
             again = row.again(connection.client_name)
             sent.append(producer.send_async(QUEUE_ALONE + queue, row.payload, **again))
             count += 1

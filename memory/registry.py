@@ -73,7 +73,7 @@ class MemoryConnection(Connection):
     def advance(self, duration: str | float) -> None:
         """Move the clock, stopping at every deadline on the way. duration: such as `'30s'`, or
         seconds."""
-        self.check_process()
+        self.check_open()
         self.engine.advance(duration)
 
     def publish_raw(
@@ -83,7 +83,7 @@ class MemoryConnection(Connection):
     ) -> None:  # fmt: skip
         """Put a plain record on a topic, as any Kafka producer would write it. timestamp: epoch ms,
         by default now. Raises ConfigError."""
-        self.check_process()
+        self.check_open()
         text_of(topic, "topic", TOPIC_CHARACTERS_MAX)
         payload = content(value, "value")
         own_key = None if key is None else content(key, "key")

@@ -80,7 +80,7 @@ class EngineLink:
     @property
     def is_open(self) -> bool:
         """Whether it can be used: it is not closed, and not the parent process's."""
-        return self.connection.is_open and not self.connection.is_forked
+        return self.connection.is_open
 
     def end(self) -> None:
         """Close it; transient queues that only this process used are deleted."""

@@ -28,14 +28,14 @@ log = logging.getLogger("lakequeue.client")
 REST_MS, REST_MS_MAX = 10, 1_000  # after the second failure, then twice as long each time
 
 Callback = Callable[[Message], Any]
-Take = Callable[[Collection[int], bool], Message | None]
+Take = Callable[[int, Collection[int], bool], list[Message]]  # see `Consumer._take`
 Join = Callable[[float], None]
 Serve = Callable[[Callable[[], bool], Callable[[], bool]], Join]  # see `Runner.serve`
 
 
 class CallbackRunner:
-    """One consumer's callback. take: takes the next message out of the buffer. over: tells whether
-    the consumer is closed."""
+    """One consumer's callback. take: takes messages out of the buffer. over: tells whether the
+    consumer is closed."""
 
     def __init__(self, settling: Settling, take: Take, over: Callable[[], bool]) -> None:
         self._settling = settling
@@ -130,10 +130,8 @@ class CallbackRunner:
 
     def begin(self) -> Message | None:
         """The next message for a callback; None if there is none."""
-        message = self._take(self._resting(), True)
-        if message is not None:
-            self._settling.freshen([message])
-        return message
+        taken = self._take(1, self._resting(), True)
+        return taken[0] if taken else None
 
     def _failed_on(self, message: Message, error: BaseException) -> None:
         """Log the error with its traceback; in modes `auto` and `dups_ok` cancel the message."""

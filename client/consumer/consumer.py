@@ -85,7 +85,6 @@ class Consumer:
         whole(priority, "priority", 0, PRIORITY_MAX)
         self._session = session
         self.queue = text_of(queue, "queue", NAME_CHARACTERS_MAX)
-        self.ack_mode = ack_mode
         self.name = session.client_name if name is None else text_of(name, "name", NAME_MAX)
         acks = "none" if ack_mode == "no_ack" else "explicit"
         self._wanted = commands.Subscribe(
@@ -103,7 +102,7 @@ class Consumer:
         self._prefetch = Prefetch(session.clock_ms, session.runner.new_lock())
         self._lock = self._prefetch.lock
         self._settling = Settling(session, self._prefetch, self._arrivals, self._rule)
-        self.serving = CallbackRunner(self._settling, self._hand_over, lambda: self._closed)
+        self.serving = CallbackRunner(self._settling, self._take, lambda: self._closed)
         self._subscription: Binding | None = None
         self._untouched: list[int] = []  # ids sent to a lost subscription
         try:
@@ -209,16 +208,14 @@ class Consumer:
         what is already here. Returns an empty list if none comes. Raises as `receive`."""
         whole(most, "most", 0, BACKLOG_MAX)
         self.check_open()
-        until, out = deadline_s(timeout), list[Message]()
-        while most > 0 and not out:
+        until = deadline_s(timeout)
+        while most > 0:
             found = self._wait(max(until - time.monotonic(), 0.0))
             self.check_open()
-            while len(out) < most and (message := self._hand_over()) is not None:
-                out.append(message)
-            if not found:  # otherwise it was returned or lost meanwhile: wait on
-                break
-        self._settling.freshen(out)
-        return out
+            out = self._take(most)
+            if out or not found:  # otherwise it was returned or lost meanwhile: wait on
+                return out
+        return []
 
     def _wait(self, timeout: float | None) -> bool:
         """Wait until a message is here, or the consumer is closed; False if neither happens."""
@@ -227,17 +224,24 @@ class Consumer:
         self._settling.send_before_waiting()
         return self._session.wait(lambda: self.has_messages or self._closed, timeout)
 
-    def _hand_over(
-        self, passed_over: Collection[int] = (), to_callback: bool = False
-    ) -> Message | None:
-        message = self._prefetch.hand_over(passed_over)
-        if message is None:
-            return None
-        self._leases.begun(message.lease_ends, message.lease_ms)
-        if self._session.spans is not None:
-            self._session.spans.begin(message, self._prefetch.tracks(message))
-        self._settling.handed_over(message, to_callback)
-        return message
+    def _take(
+        self, most: int, passed_over: Collection[int] = (), to_callback: bool = False
+    ) -> list[Message]:
+        """Up to ``most`` messages for the application. After Ctrl-C they wait here again: the
+        application has not got them, and could not settle them."""
+        out: list[Message] = []
+        try:
+            while len(out) < most and self._prefetch.hand_over(out, passed_over):
+                message = out[-1]
+                self._leases.begun(message.lease_ends, message.lease_ms)
+                if self._session.spans is not None:
+                    self._session.spans.begin(message, self._prefetch.tracks(message))
+                self._settling.handed_over(message, to_callback)
+            self._settling.freshen(out)
+            return out
+        except BaseException:
+            self._prefetch.give_back(out)
+            raise
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed; on `memory://` until none is left.
@@ -327,6 +331,16 @@ class Consumer:
         of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
         again.
         """
+        self.stop()
+        self.close_by(deadline_s(CLOSE_S))
+
+    def stop(self) -> None:
+        """Receive nothing more: no other callback begins. `close_by` does the rest."""
+        self._closed = True
+        self._session.wake()
+
+    def close_by(self, until: float) -> None:
+        """See `close`, after `stop`. until: how long the running callback has (monotonic, s)."""
         if self._settling.over is not None or self._session.is_forked:
             return
         here = threading.get_ident()
@@ -334,10 +348,9 @@ class Consumer:
             if here not in (self._closer, self.serving.thread):
                 self._session.wait(lambda: not self._closer, CLOSE_S + RETURN_S)
             return
-        self._closed, self._closer = True, here
+        self._closer = here
         try:
-            self._session.wake()
-            self.serving.join(CLOSE_S)
+            self.serving.join(max(until - time.monotonic(), 0.0))
             if self._session.is_open:
                 if self._rule.mode == "dups_ok":
                     self._settling.ack_done()

@@ -143,20 +143,33 @@ class Prefetch:
                 buffer.popleft()
             return bool(buffer)
 
-    def hand_over(self, passed_over: Collection[int] = ()) -> Message | None:
-        """The next message for the application, or None. Messages with an id in ``passed_over``
-        stay."""
+    def hand_over(self, out: list[Message], passed_over: Collection[int] = ()) -> bool:
+        """Append the next message for the application; returns False if there is none. Messages
+        with an id in ``passed_over`` stay."""
         with self.lock:
             clock_ms = self._clock_ms()
             at = self._first(passed_over, clock_ms)
             if at is None:
-                return None
+                return False
             message = self.buffer[at]
-            del self.buffer[at]
             message.since = clock_ms
+            out.append(message)  # first, so that Ctrl-C loses it nowhere: see `give_back`
             if self.tracks(message):
                 self.held[message.number] = message
-            return message
+            del self.buffer[at]
+            return True
+
+    def give_back(self, messages: list[Message]) -> None:
+        """Put messages back in front: the application did not get them. Those that the engine
+        expects back stay away if they were lost meanwhile."""
+        with self.lock:
+            for message in reversed(messages):
+                message.end_span("given back")
+                lost = self.tracks(message) and not self.holds(message)
+                if not lost and message not in self.buffer:
+                    self.buffer.appendleft(message)
+                if self.holds(message):
+                    del self.held[message.number]
 
     def has_besides(self, passed_over: Collection[int]) -> bool:
         """True if a message without an id in ``passed_over`` can be handed over."""

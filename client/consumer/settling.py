@@ -222,13 +222,16 @@ class Settling:
         with self._lock:
             if not self._acks:
                 return
-            acks, self._acks = self._acks, []  # on memory:// sending leads here again
-            received, bound = self._arrivals.take_report(), self.subscription
+            acks, bound = self._acks, self.subscription
             try:
+                self._acks = []  # before sending: on memory:// that leads here again
+                received = self._arrivals.take_report()
                 for ids in format_parts(acks):
                     bound.send(bound.about(commands.Ack, ids=ids, received=received))
             except BaseException:  # not sent: with the next ones, as soon as something is due
-                self._acks, self._acks_since = acks + self._acks, 0.0
+                if self._acks is not acks:
+                    self._acks = acks + self._acks
+                self._acks_since = 0.0
                 raise
 
     def reset(self) -> None:

@@ -66,12 +66,6 @@ class MovedMessages:
     def all(self) -> list[Pending]:
         return [sent for held in self._queues.values() for sent in held.messages]
 
-    def take_all(self) -> list[Pending]:
-        """Remove and return all waiting messages."""
-        waiting = self.all()
-        self._queues.clear()
-        return waiting
-
     def go_on(self) -> None:
         """Send what needs to wait no longer to its queue's new broker."""
         for queue, held in list(self._queues.items()):

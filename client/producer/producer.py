@@ -393,7 +393,7 @@ class Producer:
             self._session.detach_producer(self.producer_id, self)
             for window in list(self._windows.values()):
                 window.give_up()
-            for sent in self._moved_messages.take_all():
+            for sent in self._moved_messages.all():  # `unacknowledged` lists them on
                 settle(sent, 0, NotConnected("closed before the engine answered"))
             self._session.wake()
 

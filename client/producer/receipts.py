@@ -1,11 +1,7 @@
 """The receipt of a sent message, and the future that `Producer.send_async` returns.
 
-`Pending` is a `concurrent.futures.Future`, so `wait`, `as_completed` and `asyncio.wrap_future`
-accept it. Python's own future makes a lock and two lists each. Here all futures of a connection
-share its condition, and one answer settles thousands of them: 2.6 µs a message instead of 14.
-
-Callbacks run in the thread that reads answers. There `result` and all calls of a connection may
-wait, because that thread reads on meanwhile (`Threads.wait`). Python's own functions cannot.
+One answer settles thousands of futures. Their callbacks run in the thread that reads answers, one
+after the other. They may wait for other answers, see `SessionFuture`.
 """
 
 from __future__ import annotations
@@ -14,16 +10,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, TimeoutError
-from concurrent.futures._base import FINISHED, RUNNING
+from concurrent.futures._base import FINISHED
 from dataclasses import dataclass
 from typing import Any
 
 from ...protocol import LakequeueError
+from ..session.futures import ON_DEMAND, SessionFuture
 from ..session.session import Session
 
 log = logging.getLogger("lakequeue.client")
-ON_DEMAND = frozenset(("_waiters", "_done_callbacks"))
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -55,15 +50,13 @@ class Receipt:
         return f"<Receipt {self.sequence}: {what}{', a duplicate' if self.duplicate else ''}>"
 
 
-class Pending(Future[Receipt]):
+class Pending(SessionFuture[Receipt]):
     """A sent message whose answer is pending.
 
     seq: its number. to: the destination. record: what was sent, kept until the answer. at: when it
     was last sent (monotonic, s). is_unwatched: nobody looks at it, so `flush` reports a refusal.
     """
 
-    _state = RUNNING  # it has been sent, so it cannot be canceled
-    _exception: BaseException | None = None
     at = 0.0
     number = 0
     is_unwatched = False
@@ -71,31 +64,10 @@ class Pending(Future[Receipt]):
     duplicate = False
 
     def __init__(self, session: Session, to: str, record: Any, seq: int = 0) -> None:
-        self._session = session
+        super().__init__(session)
         self.to = to
         self.record = record
         self.seq = seq
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_condition":  # another one in a forked child
-            return self._session.changed
-        # Made on demand: only `concurrent.futures` and `add_done_callback` use them.
-        if name in ON_DEMAND:
-            if name == "_waiters" and self._state != FINISHED:
-                self._check_others_answer()
-            made: list[Any] = []
-            self.__dict__[name] = made
-            return made
-        raise AttributeError(name)
-
-    def _check_others_answer(self) -> None:
-        """Raise an error if Python's `wait` or `as_completed` would wait for ever here."""
-        self._session.check_process()
-        if self._session.runner.is_reader():
-            raise LakequeueError(
-                "concurrent.futures cannot wait in a message's callback: it runs in the thread "
-                "that reads answers; wait with result() or flush(), or in another thread"
-            )
 
     def __repr__(self) -> str:
         state = "no answer yet"
@@ -103,27 +75,9 @@ class Pending(Future[Receipt]):
             state = repr(self._exception or self.result())
         return f"<Pending {self.seq} to {self.to!r}: {state}>"
 
-    def cancel(self) -> bool:
-        """Always False: the message has been sent."""
-        return False
-
-    def result(self, timeout: float | None = None) -> Receipt:
-        """The receipt, once there is an answer. Raises Rejected if the message was refused,
-        TimeoutError after ``timeout`` seconds, NotConnected in a forked child."""
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
+    def _value(self) -> Receipt:
         number = str(self.number) if self.number else None
         return Receipt(self.seq, number, *self.discarded, self.duplicate)
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Rejected, or None for a stored message. Waits as `result` does."""
-        if self._state != FINISHED:
-            self._session.check_process()
-            self._session.wait(lambda: self._state == FINISHED, timeout)
-        if self._state == FINISHED:
-            return self._exception
-        raise TimeoutError()
 
     def answer(self, number: int, error: LakequeueError | None = None) -> bool:
         """Set the answer; only the first one counts. Returns whether it is that one: `tell` has to

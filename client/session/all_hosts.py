@@ -67,7 +67,7 @@ def _check_hosts(session: Session, command: Any, hosts: dict[str, int]) -> None:
                 f"queue {queue!r}: broker {name!r}, one of its hosts, is {state}; nothing was "
                 "changed, try again when it runs (lakequeue brokers)"
             )
-        time.sleep(LOOK_AGAIN_S)
+        session.pause(LOOK_AGAIN_S)
     if isinstance(command, commands.Move):
         there = session.hosts_of(command.to)
         missing = [name for name in hosts if there and name not in there]

@@ -12,6 +12,7 @@ changes, and with the figures of each batch.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -124,15 +125,15 @@ def known_brokers(transport: Transport, vpn: str) -> list[dict[str, Any]]:
 
 
 def ask_for_change(
-    transport: Transport, vpn: str, change: dict[str, str], name: str, number: str
-) -> dict[str, Any]:
+    transport: Transport, vpn: str, change: dict[str, str], name: str, number: str,
+    pause: Callable[[float], None],
+) -> dict[str, Any]:  # fmt: skip
     """Write a request about a broker into the directory and wait for the engine's answer. number:
-    identifies this request. Raises LakequeueError if the engine refuses, Timeout after 5 minutes.
-    """
+    identifies this request. pause: waits for so many seconds. Raises LakequeueError if the engine
+    refuses, Timeout after 5 minutes."""
     directory, key = topics.topic(vpn, topics.DIRECTORY), CHANGE_REQUEST + name.encode()
     asked = msgspec.json.encode({**change, "id": number})
     transport.publish(directory, asked, key, [], 0)
-    transport.flush(ASK_S)
     deadline = time.monotonic() + CHANGE_S_MAX
     while time.monotonic() < deadline:
         answer = msgspec.json.decode(transport.newest(directory).get(key, b"{}"))
@@ -140,7 +141,7 @@ def ask_for_change(
             if "refused" in answer:
                 raise LakequeueError(answer["refused"])
             return dict(answer)
-        time.sleep(ASK_S)
+        pause(ASK_S)
     raise Timeout(
         f"the engine did not answer within {CHANGE_S_MAX:.0f} s; is it running? (lakequeue doctor)"
     )

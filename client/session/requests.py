@@ -26,7 +26,6 @@ from ...protocol import (
     commands,
     topics,
 )
-from ...protocol.bounds import NAME_CHARACTERS_MAX
 from ...protocol.checked import checked, encode_checked
 from ...protocol.errors import Moved, PermissionDenied
 from ...protocol.signing import Credentials, Signature, sign
@@ -179,15 +178,13 @@ class BrokerRequests:
         self.check_open()
         return known_brokers(self._transport, self.vpn)
 
-    def request_change(self, change: dict[str, str], broker: str) -> dict[str, Any]:
+    def request_change(self, change: dict[str, str], name: str) -> dict[str, Any]:
         """Ask the engine to add or remove a broker or to move a queue, see `Admin.add_broker`;
         returns its answer."""
         self.check_open()
-        text_of(broker, "broker", NAME_CHARACTERS_MAX)
-        for name, value in change.items():
-            if value != "":
-                text_of(value, name, NAME_CHARACTERS_MAX)
-        return ask_for_change(self._transport, self.vpn, change, broker, self.new_name("wish"))
+        return ask_for_change(
+            self._transport, self.vpn, change, name, self.new_name("wish"), self.pause
+        )
 
     # ------------------------------------------------------------ time and waiting
 
@@ -202,6 +199,13 @@ class BrokerRequests:
     def wait(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Wait until a condition holds; on `memory://` nothing waits."""
         return self.runner.wait(condition, timeout)
+
+    def pause(self, seconds: float) -> None:
+        """Wait this long. The thread that reads answers reads on, and keeps the session alive."""
+        if self.runner.is_reader():
+            self.wait(lambda: False, seconds)
+        else:
+            time.sleep(seconds)
 
     def wake(self) -> None:
         """Let waiting calls check their conditions again."""
@@ -391,7 +395,7 @@ class BrokerRequests:
             if self._taker(command) in tried:  # it is moving, and each broker may name the other
                 if not self.runner.waits or time.monotonic() > until:
                     break
-                time.sleep(LOOK_AGAIN_S)
+                self.pause(LOOK_AGAIN_S)
         return self._checked(answer)
 
     def _answer_once(

@@ -28,7 +28,7 @@ log = logging.getLogger("lakequeue.client")
 
 POLL_S = 0.05
 LOOK_S = 0.5  # how soon a close in another thread is noticed
-STOP_S = 5.0
+STOP_S = 2.0
 PAUSE_S = 0.2  # after a failure
 ACKS_MOST = 500
 GATHER_MS = 50

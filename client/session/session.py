@@ -47,7 +47,8 @@ class Consuming(Protocol):
     def tick(self) -> None: ...
     def due(self) -> int | None: ...
     def subscribe(self) -> None: ...
-    def close(self) -> None: ...
+    def stop(self) -> None: ...
+    def close_by(self, until: float) -> None: ...
 
 
 class Producing(Protocol):
@@ -74,8 +75,7 @@ class Session(BrokerRequests):
         self.is_silent = False  # the engine did not answer the last close
         self._binding: set[Consuming] = set()  # consumers that are being bound again
         self._arrived: deque[Record] = deque()  # not handed to their listeners yet
-        self._lost: set[int] = set()  # brokers that missed its heartbeats
-        self._follow: set[Consuming] = set()  # consumers whose queue moved
+        self._follow: set[Consuming] = set()  # consumers whose queue moved, or session was lost
         self._last_heartbeat = time.monotonic()
         self._heartbeat_s = HEARTBEAT_S
         self.runner.start(self)
@@ -184,8 +184,8 @@ class Session(BrokerRequests):
             self.follow_if_gone(consumer)
 
     def upkeep(self) -> None:
-        """Rebind consumers whose queue moved, send acks and renewals that are due, send unanswered
-        messages again."""
+        """Rebind consumers whose subscription was lost, send acks and renewals that are due, send
+        unanswered messages again."""
         if self._alone and self._consumers:  # their queue may move to a broker that is new
             with suppress(NotConnected):
                 self._is_alone(IDLE_LOOK_FOR_OTHERS_S)
@@ -211,7 +211,7 @@ class Session(BrokerRequests):
             self.report(str(error))
 
     def beat(self) -> None:
-        """Send heartbeats if it is time. Rebind consumers if the engine has dropped the session."""
+        """Send heartbeats if it is time."""
         now_s = time.monotonic()
         if self._consumers and now_s - self._last_heartbeat >= self._heartbeat_s:
             self._last_heartbeat = now_s
@@ -221,20 +221,12 @@ class Session(BrokerRequests):
                 partial(self.ask, command, partial(self._heartbeat_answered, number), number)
                 for number in sorted(n for n in bound if n is not None)
             )
-        if self._lost:
-            busy, brokers = set(self._binding), set(self._lost)
-            lost = [
-                c for c in list(self._consumers.values()) if c.broker in brokers and c not in busy
-            ]
-            self._lost -= brokers
-            self.report("the engine missed this session's heartbeats; subscribing again")
-            self._bind_again(lost)
 
     def _heartbeat_answered(self, broker: int, answer: Answer) -> None:
-        if answer["result"] is False and self._consumers:
-            self._lost.add(broker)
-        else:
-            self._lost.discard(broker)
+        if answer["result"] is False and self._consumers:  # the engine has dropped the session
+            self.report("the engine missed this session's heartbeats; subscribing again")
+            its = {c for c in list(self._consumers.values()) if c.broker == broker}
+            self._follow |= its - self._binding
 
     def _bind_again(self, consumers: list[Consuming]) -> None:
         """Bind these consumers again; if calls may wait, each broker's in a thread of its own, so

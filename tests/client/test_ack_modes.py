@@ -4,8 +4,12 @@ thread.
 Redeliveries after a crash in each mode: `test_failures.py`; failing callbacks: `test_callbacks.py`.
 """
 
+import itertools
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -309,3 +313,44 @@ def test_L1_giving_up_that_is_interrupted_can_be_repeated(call: Callable[[Messag
         call(message)
     call(message)
     assert consumer.receive(WAIT_S).redelivered == (call is Message.cancel)
+
+
+class CtrlC:
+    """Interrupts the calling thread at the nth moment in a consumer's code at which Python looks
+    for signals: when a function begins, or when one of C has ended."""
+
+    def __init__(self, nth: int) -> None:
+        self.left = nth
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and "/client/consumer/" in frame.f_code.co_filename:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("mode", settling.ACK_MODES)
+def test_C3_ctrl_c_in_receive_loses_no_message(bench: Bench, mode: str) -> None:
+    """At whatever moment: the application cannot settle a message that it did not get."""
+    bench.define(max_per_subscription_backlog=2, lease_period="1h")
+    consumer = bench.consumer(ack_mode=mode, backlog=2)
+    for nth in itertools.count(1):
+        sent, got, moment = send(bench, 2), [], CtrlC(nth)
+        bench.advance("10m")  # so the lease is renewed before the application gets the message
+        with suppress(KeyboardInterrupt), moment:
+            got = consumer.receive_many(2, 0)
+        got += consumer.receive_many(2, 0)
+        assert ids(got) == sent, f"interrupted at moment {nth}"
+        for message in got:
+            message.ack()
+        bench.advance("1s")
+        assert bench.seen()["depth"] == 0
+        if moment.left > 0:  # it was not interrupted any more
+            break
+    assert nth > 20

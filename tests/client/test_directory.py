@@ -61,8 +61,8 @@ def test_an_unreachable_broker_does_not_delay_consumers_of_others(
 
     monkeypatch.setattr(wire, "command", take)
     for broker in (1, 2):  # each had missed its heartbeats
-        connection._lost.add(broker)
-        wait_for(lambda: not connection._lost)
+        connection._heartbeat_answered(broker, {"result": False})
+        wait_for(lambda: not connection._follow)
     wait_for(lambda: consumers[2].subscription != first[2])
     connection.producer().send("at-c", b"1", timeout=10)
     assert consumers[2].receive(timeout=10).payload == b"1"

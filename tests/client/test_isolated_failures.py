@@ -196,6 +196,24 @@ def test_connect_names_the_wrong_argument(option: str, odd: Any) -> None:
         lakequeue.connect(**{"url": "memory://", option: odd})
 
 
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (lambda admin: admin.add_broker(5), "name: 5"),
+        (lambda admin: admin.add_broker("b", group=0), "group: 0"),
+        (lambda admin: admin.remove_broker(""), "name: ''"),
+        (lambda admin: admin.remove_broker("b", to=7), "to: 7"),
+        (lambda admin: admin.move_queue("orders", "b", pause="no"), "pause: 'no'"),
+        (lambda admin: admin.move_queue("orders", 5, pause=True), "broker: 5"),
+    ],
+)  # fmt: skip
+def test_M4_a_change_of_brokers_names_the_wrong_argument(
+    bench: Bench, call: Any, error: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{error} – allowed (is|are) "):
+        call(bench.admin)
+
+
 def test_a_queue_of_another_vpn_is_refused(bench: Bench) -> None:
     with pytest.raises(ConfigError, match=r"vpn: 'b' – allowed is 'default'.*connect to"):
         bench.admin.define({"name": "orders", "message_type": "json", "vpn": "b"})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from client.threaded import Held, Threaded, connect, wait_for
+from lakequeue.client.asyncio_client import AsyncConnection
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.protocol import NotConnected, Timeout
@@ -109,7 +112,7 @@ def test_C3_a_consumer_is_bound_again_when_kafka_is_back() -> None:
     bench = Threaded(Away)
     consumer = bench.consumer(ack_mode="auto")
     bench.wire.refuses = ("unsubscribe",)
-    bench.connection._lost.add(consumer.broker)
+    bench.connection._heartbeat_answered(consumer.broker, {"result": False})
     bench.wire.back()
     bench.send(timeout=5)
     assert consumer.receive(10).payload == b"{}"
@@ -127,8 +130,8 @@ def test_P1_a_message_that_kafka_did_not_take_uses_no_sequence(options: dict[str
     assert bench.stored() == [b"b"]
 
 
-def test_P1_messages_for_a_queue_that_moved_are_not_lost() -> None:
-    """They wait for the old broker's answers; then Kafka does not take them for the new one."""
+def sent_to_a_moved_queue() -> tuple[Any, Any, Any, list[Any]]:
+    """The second half of the messages waits for the old broker's answers to the first."""
     queue = {"name": "q", "message_type": "text", "type": "LocalQueue", "broker": "b"}
     home = MemoryEngine(parse_configuration({"brokers": ["a", "b"], "queues": [queue]}))
     connection, wire = connect(home, kind=Away, number=0)
@@ -139,6 +142,21 @@ def test_P1_messages_for_a_queue_that_moved_are_not_lost() -> None:
         connection.learn("q", hosts)
         sent += [producer.send_async("q", str(n)) for n in range(len(sent), len(sent) + 3)]
         producer.send_gathered()
+    return connection, wire, producer, sent
+
+
+def test_P6_messages_for_a_queue_that_moved_stay_unacknowledged_after_close() -> None:
+    _, wire, producer, sent = sent_to_a_moved_queue()
+    with pytest.raises(Timeout, match="6 messages without an answer"):
+        producer.close(0)
+    assert producer.unacknowledged() == [b"%d" % n for n in range(6)]
+    assert all(isinstance(one.exception(0), NotConnected) for one in sent)
+    wire.let_go.set()
+
+
+def test_P1_messages_for_a_queue_that_moved_are_not_lost() -> None:
+    """When Kafka does not take them for the new broker at first."""
+    connection, wire, producer, sent = sent_to_a_moved_queue()
     wire.refuses = ("publish",)
     wire.let_go.set()
     wire.back()
@@ -181,6 +199,52 @@ def test_L5_consumers_close_without_kafka_within_the_documented_time(
     for consumer in consumers:
         consumer.close()
     assert time.monotonic() - started < 0.9
+
+
+class Gone(Held):
+    """A Kafka that takes nothing: a flush waits in vain."""
+
+    def flush(self, timeout: float) -> bool:
+        time.sleep(timeout)
+        return False
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+def test_C3_a_connection_closes_within_the_documented_time(
+    monkeypatch: pytest.MonkeyPatch, face: str
+) -> None:
+    """However many consumers it has, callbacks that do not return, and no Kafka."""
+    for module in ("connection", "consumer.consumer", "asyncio_client"):
+        monkeypatch.setattr(f"lakequeue.client.{module}.CLOSE_S", 0.3)
+    monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
+    bench, at_work = Threaded(Gone), list[Any]()
+    let_go = threading.Event()
+
+    def work(message: Any) -> None:
+        at_work.append(message)
+        let_go.wait(20)
+
+    async def awaited(message: Any) -> None:
+        at_work.append(message)
+        await asyncio.sleep(20)
+
+    async def main() -> None:
+        connection = AsyncConnection(bench.connection)
+        for _ in range(5):
+            await connection.producer().send("orders", b"{}")
+            consumer = await connection.consumer("orders", ack_mode="auto")
+            (consumer.sync if face == "threads" else consumer).on_message(
+                work if face == "threads" else awaited
+            )
+        while len(at_work) < 5:
+            await asyncio.sleep(0.01)
+        bench.wire.let_go.clear()
+        started = time.monotonic()
+        await connection.close()
+        assert time.monotonic() - started < 1.2
+
+    asyncio.run(main())
+    let_go.set()
 
 
 def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,3 +217,14 @@ def test_threads_that_send_and_acknowledge_do_not_deadlock() -> None:
             sys.setswitchinterval(before)
         assert not any(thread.is_alive() for thread in threads)
         assert len(set(seen)) == count
+
+
+@pytest.mark.parametrize("call", ["advance", "publish_raw"])
+def test_a_closed_connection_neither_moves_the_clock_nor_publishes(call: str) -> None:
+    arguments = {"advance": ("1s",), "publish_raw": ("orders", b"{}")}[call]
+    with lakequeue.connect("memory://shared-clock") as other:
+        with lakequeue.connect("memory://shared-clock") as connection:
+            now = other.now()
+        with pytest.raises(NotConnected, match="the connection is closed"):
+            getattr(connection, call)(*arguments)
+        assert other.now() == now

@@ -114,7 +114,7 @@ def test_C3_a_consumer_that_cannot_resubscribe_is_closed() -> None:
         bench.admin.delete("orders")
         connection._consumers[consumer.subscription] = consumer
     bench.define(message_type="binary")
-    connection._lost.add(consumer.broker)
+    connection._heartbeat_answered(consumer.broker, {"result": False})
     with pytest.raises(NotConnected, match="subscribing again failed: filter: '/n > 1' – reads"):
         consumer.receive(timeout=10)
 

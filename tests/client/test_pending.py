@@ -203,19 +203,74 @@ def test_waiting_functions_of_python_are_refused_in_the_reader(held, call):
     assert told[0].startswith("concurrent.futures cannot wait in a message's callback")
 
 
+@pytest.fixture
+def replay(held, monkeypatch):
+    """The future `Consumer.replay`; the replay asks the engine once `held.begin` is set."""
+    held.begin = threading.Event()
+
+    def ask(connection, queue, dry_run, **_):
+        if not dry_run:
+            held.begin.wait(10)
+            connection.admin().describe(queue)
+        return SimpleNamespace(count=7, left="")
+
+    monkeypatch.setattr("lakequeue.lake.replaying.replay", ask)
+    held.wire.let_go.set()
+    return held.consumer(replay_from="epoch").replay
+
+
+def test_R4_a_callback_may_wait_for_a_replay(held, replay):
+    outcome = []
+
+    def callback(_):
+        held.begin.set()
+        outcome.append(replay.result().count)
+
+    held.producer.send_async("orders", "{}").add_done_callback(callback)
+    wait_for(lambda: outcome == [7], 5)
+    assert (replay.cancel(), replay.exception(0)) == (False, None)
+
+
+def test_R4_a_replay_whose_connection_closes_has_failed(held, replay):
+    held.connection.close()
+    with pytest.raises(NotConnected, match="the connection was closed"):
+        replay.result()
+    held.begin.set()
+    assert wait([replay], 5).done
+    assert isinstance(replay.exception(0), NotConnected)
+
+
+def test_C3_a_callback_that_changes_brokers_keeps_the_session_alive(held, monkeypatch):
+    """The engine may take minutes: heartbeats continue."""
+    monkeypatch.setattr("lakequeue.client.session.queue_directory.ASK_S", 0.05)
+    held.wire.let_go.set()
+    held.consumer()
+    held.connection.heartbeat_within(0.15)
+    beats, newest, outcome = len(held.wire.said("heartbeat")), held.wire.newest, []
+    held.wire.newest = lambda topic: {}  # the engine has not answered yet
+    held.producer.send_async("orders", "{}").add_done_callback(
+        lambda _: outcome.append(held.admin.add_broker("second"))
+    )
+    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3, 5)
+    held.wire.newest = newest
+    wait_for(lambda: outcome == [None], 5)
+
+
 IN_A_CHILD = {
-    "result": lambda producer, sent: sent.result(),
-    "exception": lambda producer, sent: sent.exception(),
-    "wait": lambda producer, sent: wait([sent]),
-    "flush": lambda producer, sent: producer.flush(),
-    "unacknowledged": lambda producer, sent: producer.unacknowledged(),
-    "receipt_of": lambda producer, sent: producer.receipt_of(sent),
+    "result": lambda producer, sent, replay: sent.result(),
+    "exception": lambda producer, sent, replay: sent.exception(),
+    "wait": lambda producer, sent, replay: wait([sent]),
+    "flush": lambda producer, sent, replay: producer.flush(),
+    "unacknowledged": lambda producer, sent, replay: producer.unacknowledged(),
+    "receipt_of": lambda producer, sent, replay: producer.receipt_of(sent),
+    "replay": lambda producer, sent, replay: replay.result(),
 }
 
 
 @pytest.mark.parametrize("call", IN_A_CHILD.values(), ids=IN_A_CHILD)
-def test_a_forked_child_gets_an_error_instead_of_waiting(held, call):
+def test_a_forked_child_gets_an_error_instead_of_waiting(held, replay, call):
     """Another thread had the locks when the process forked, and does not exist in the child."""
+    held.wire.let_go.clear()
     sent = held.producer.send_async("orders", "{}")
     has_locks, may_end = threading.Event(), threading.Event()
 
@@ -230,7 +285,7 @@ def test_a_forked_child_gets_an_error_instead_of_waiting(held, call):
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            call(held.producer, sent)
+            call(held.producer, sent, replay)
         except NotConnected as error:
             os.write(write, str(error).encode())
         os._exit(0)
@@ -244,4 +299,5 @@ def test_a_forked_child_gets_an_error_instead_of_waiting(held, call):
     expected = f"this connection was opened in process {os.getpid()}; open a new one after a fork"
     assert os.read(read, 10_000).decode() == expected
     held.wire.let_go.set()
+    held.begin.set()
     assert sent.result(5).message_id

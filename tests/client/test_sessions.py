@@ -51,8 +51,8 @@ def test_C3_two_reports_of_a_lost_session_make_one_subscription() -> None:
     consumer = bench.consumer()
     bench.wire.let_go.clear()
     for _ in range(2):
-        bench.connection._lost.add(0)
-        wait_for(lambda: not bench.connection._lost)
+        bench.connection._heartbeat_answered(0, {"result": False})
+        wait_for(lambda: not bench.connection._follow)
     wait_for(lambda: len(bench.wire.said("subscribe")) == 2)
     bench.wire.let_go.set()
     wait_for(lambda: not bench.connection._binding)

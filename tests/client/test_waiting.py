@@ -169,7 +169,7 @@ def test_L5_a_lost_session_reports_its_unread_messages() -> None:
     first = consumer.receive(timeout=10)
     bench.waiting(consumer, 2)
     bench.advance("1m")
-    bench.connection._lost.add(0)
+    bench.connection._heartbeat_answered(0, {"result": False})
     bench.waiting(consumer, 3)
     messages = consumer.receive_many(9, timeout=10)
     assert [m.delivery_count for m in messages] == [2, 1, 1]
