@@ -99,6 +99,8 @@ class TransientQueues:
         if claim.consumer.is_closed:
             return
         claim.consumer.close()
+        if self._connection.is_silent:  # the engine is away: do not wait for it, see `look`
+            return
         with contextlib.suppress(ConfigError):  # somebody else has deleted it
             found = self._admin.describe(queue)
             if unused_s_of(found) is not None and not found["consumers"]:

@@ -215,7 +215,7 @@ def test_C3_a_connection_closes_within_the_documented_time(
 ) -> None:
     """However many consumers it has, callbacks that do not return, and no Kafka."""
     for module in ("connection", "consumer.consumer", "asyncio_client"):
-        monkeypatch.setattr(f"lakequeue.client.{module}.CLOSE_S", 0.3)
+        monkeypatch.setattr(f"lakequeue.client.{module}.CLOSE_S", 0.5)
     monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
     bench, at_work = Threaded(Gone), list[Any]()
     let_go = threading.Event()
@@ -230,18 +230,18 @@ def test_C3_a_connection_closes_within_the_documented_time(
 
     async def main() -> None:
         connection = AsyncConnection(bench.connection)
-        for _ in range(5):
+        for _ in range(8):
             await connection.producer().send("orders", b"{}")
             consumer = await connection.consumer("orders", ack_mode="auto")
             (consumer.sync if face == "threads" else consumer).on_message(
                 work if face == "threads" else awaited
             )
-        while len(at_work) < 5:
+        while len(at_work) < 8:
             await asyncio.sleep(0.01)
         bench.wire.let_go.clear()
         started = time.monotonic()
         await connection.close()
-        assert time.monotonic() - started < 1.2
+        assert time.monotonic() - started < 3
 
     asyncio.run(main())
     let_go.set()

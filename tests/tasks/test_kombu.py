@@ -16,11 +16,12 @@ from typing import Any
 import lakequeue
 import lakequeue.tasks
 import pytest
+from client.threaded import Held, Threaded
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import ChannelError
 from lakequeue.tasks import engine_link
 from lakequeue.tasks.engine_link import Address, acquire, release
-from lakequeue.tasks.transient import UNUSED_S
+from lakequeue.tasks.transient import UNUSED_S, TransientQueues, mark_of
 from tasks.noted import Noted
 
 
@@ -261,6 +262,22 @@ def test_fanout_reaches_every_queue_and_transient_queues_are_deleted(bench: Komb
                 connection.drain_events(timeout=1)
         assert heard == ["x", "x"]
         assert bench.queues() == []
+
+
+def test_C3_closing_does_not_ask_an_engine_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait 30 s for each transient queue. Other processes delete them."""
+    monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
+    bench = Threaded(Held)
+    queues = TransientQueues(bench.connection, looks=False)
+    for name in ("a", "b"):
+        bench.define(name, subscriptions=[mark_of(UNUSED_S)])
+        queues.claim(name)
+    bench.wire.let_go.clear()
+    queues.close([])
+    assert bench.wire.said("describe") == []
+    assert not any(map(queues.claims, "ab"))
+    bench.wire.let_go.set()
+    bench.connection.close()
 
 
 def test_a_transient_queue_stays_while_any_channel_uses_it(bench: KombuBench) -> None:
