@@ -42,8 +42,7 @@ class Binding:
         session = self._session
         own = session.runner.session_of(self.id) or session.session
         command = msgspec.structs.replace(self._wanted, session=own)
-        answer, self.broker = session.request_where_it_is(command, self._end(), self._note_backlog)
-        self.removes_on_send = answer["removes_on_send"]
+        answer, self.broker = session.request_where_it_is(command, self._end(), self._note_answer)
         self.lease_ms = answer.get("lease_ms")
         self.epoch = answer.get("epoch", 0)
         session.heartbeat_within(answer["heartbeat_timeout_ms"] / 1000)
@@ -73,7 +72,7 @@ class Binding:
     def set_backlog(self, max_backlog: int) -> None:
         """Change the backlog (B3). Returns when no more deliveries are on their way than fit."""
         command = self._set_backlog(max_backlog)
-        self._session.request(command, REQUEST_TIMEOUT_S, self.place, self._note_backlog)
+        self._session.request(command, REQUEST_TIMEOUT_S, self.place, self._note_answer)
 
     def stop_delivery(self, timeout_s: float) -> None:
         """Set the backlog to 0 for good. Does not look where the queue is: while Kafka is away,
@@ -83,7 +82,12 @@ class Binding:
     def _set_backlog(self, most: int) -> commands.SetBacklog:
         return commands.SetBacklog(queue=self.queue, subscription=self.id, max_backlog=most)
 
-    def _note_backlog(self, answer: Answer) -> None:
+    def _note_answer(self, answer: Answer) -> None:
         """In the thread that reads answers, so that what the engine says later counts."""
         if answer["result"] is not None:  # the engine knows the subscription
-            self.backlog = answer["result"]["backlog"]
+            self.note(answer["result"])
+
+    def note(self, terms: Answer) -> None:
+        """Note the backlog, and whether messages are removed when they are sent (L2)."""
+        self.backlog = terms["backlog"]
+        self.removes_on_send = terms.get("removes_on_send", self.removes_on_send)

@@ -23,7 +23,7 @@ from ...protocol.errors import Moved
 from ...protocol.ids import format_parts, format_ranges
 from ..message import Message
 from ..session.requests import NAME_MAX
-from ..session.session import Session
+from ..session.session import Answer, Session
 from ..session.transport import Record
 from ..values import deadline_s, function_of, text_of, truth, whole
 from .binding import Binding
@@ -132,7 +132,6 @@ class Consumer:
         with self._lock:
             new = Binding(session, self._wanted)
             self._prefetch.reset()
-            self._prefetch.removes_on_send = new.removes_on_send
             self._settling.reset()
             self._arrivals.reset()
             self._subscription = self._settling.subscription = new
@@ -143,7 +142,6 @@ class Consumer:
             session.detach_consumer(new.id, self)
             return
         session.follow_if_gone(self)
-        self._prefetch.removes_on_send = new.removes_on_send
         self._prefetch.remember(new.backlog)
         if bound is not None:  # the queue may allow less than when the count was checked
             self._rule.backlog = new.backlog
@@ -366,7 +364,7 @@ class Consumer:
         """Return messages nobody has seen. A backlog of 0 stops delivery, and the engine's answer
         to it comes behind everything sent before."""
         session = self._session
-        if self._prefetch.removes_on_send:
+        if self._settling.subscription.removes_on_send:
             return
         if not session.is_silent:
             try:
@@ -429,6 +427,8 @@ class Consumer:
                 self._arrivals.take(deliveries.flow, len(deliveries.ids), clock_ms)
             room = self._rule.backlog - len(self._prefetch.buffer)
             new = self._prefetch.take(deliveries, self._settling, now_ms, record)
+            for message in new if self._settling.subscription.removes_on_send else ():
+                message.settled = True  # it has left the queue (L2)
             if self._rule.mode == "pre_ack" and not self._closed:
                 # Acknowledge at most a backlog ahead; the rest is acknowledged when handed over.
                 self._settling.settle_on_arrival(new[: max(room, 0)])
@@ -445,11 +445,13 @@ class Consumer:
         log.error("consumer %r of queue %r: %s", self.name, self.queue, self._why)
         self._session.wake()
 
-    def on_backlog(self, backlog: int) -> None:
-        """The queue's definition has changed this subscription's backlog (B2). Called by the
-        session."""
+    def on_terms(self, terms: Answer) -> None:
+        """The queue's definition has changed this subscription's backlog, or whether its messages
+        are removed when they are sent (Q9). Called by the session."""
         with self._lock:
-            self._rule.backlog = self._settling.subscription.backlog = backlog
+            bound = self._settling.subscription
+            bound.note(terms)
+            self._rule.backlog = bound.backlog
             if self._rule.mode == "dups_ok":  # it may wait for more messages than come now
                 self._settling.dups_ok()
 

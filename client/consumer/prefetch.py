@@ -51,7 +51,6 @@ class Prefetch:
         self._clock_ms = clock_ms
         self.buffer: deque[Message] = deque()
         self.held: dict[int, Message] = {}
-        self.removes_on_send = False
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._seen_max = SEEN_MAX
 
@@ -81,7 +80,7 @@ class Prefetch:
 
     def tracks(self, message: Message) -> bool:
         """True if the engine waits for this message to be settled."""
-        return not (self.removes_on_send or message.is_barrier or message.settled)
+        return not (message.is_barrier or message.settled)
 
     def holds(self, message: Message) -> bool:
         """True if exactly this delivery is held, not a later one of the same message."""

@@ -31,7 +31,7 @@ __all__ = ["Answer", "Consuming", "Producing", "Session"]
 HEARTBEAT_S = 4.0
 # Unrequested replies, about a subscription.
 ENDED = "Ended"  # the engine has ended it
-BACKLOG = "Backlog"  # the queue's definition has changed it
+BACKLOG = "Backlog"  # the queue's definition has changed its terms
 
 
 class Consuming(Protocol):
@@ -43,7 +43,7 @@ class Consuming(Protocol):
     def broker(self) -> int | None: ...
     def on_record(self, record: Record) -> None: ...
     def on_end(self, why: str) -> None: ...
-    def on_backlog(self, backlog: int) -> None: ...
+    def on_terms(self, terms: Answer) -> None: ...
     def tick(self) -> None: ...
     def due(self) -> int | None: ...
     def subscribe(self) -> None: ...
@@ -152,7 +152,7 @@ class Session(BrokerRequests):
                 elif name in self._consumers and answer["kind"] == ENDED:
                     self._consumers[name].on_end(answer["result"]["ended"])
                 elif name in self._consumers and answer["kind"] == BACKLOG:
-                    self._consumers[name].on_backlog(answer["result"]["backlog"])
+                    self._consumers[name].on_terms(answer["result"])
             elif framing == b"batch" and name in self._consumers:
                 self._consumers[name].on_record(record)
         elif record.topic == self._directory:

@@ -31,7 +31,7 @@ from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
-from ..queue.consumers import backlog_of
+from ..queue.consumers import terms_of
 from ..queue.header import Task
 from ..queue.queue import Queue
 from ..queue.table import Event
@@ -184,7 +184,7 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     add_route(broker, new, queue.number)
     follow_definition(broker, queue, old, new)
     header.definition = new
-    _tell_backlogs(broker, queue, old)
+    _tell_terms(broker, queue, old)
     if old.recovery_point != new.recovery_point:
         header.pointed = broker.now
     if header.faulted:
@@ -194,13 +194,13 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     _tell_defined(broker, queue, again=True)
 
 
-def _tell_backlogs(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
-    """Tell consumers whose backlog has changed with the definition (B2): they acknowledge by it."""
+def _tell_terms(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
+    """Tell consumers whose terms have changed with the definition: they acknowledge by them."""
     for one in queue.header.subscriptions:
-        backlog = backlog_of(queue.definition, one)
-        if one.broker is None and backlog != backlog_of(old, one):
-            told = {"backlog": backlog}
-            broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Backlog"))
+        terms = terms_of(queue.definition, one)
+        if one.broker is None and terms != terms_of(old, one):
+            broker.emit(Reply(one.topic, one.partition, one.id, terms, kind="Backlog"))
+            queue.consumers.watch(one)
 
 
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:

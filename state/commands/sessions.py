@@ -14,7 +14,7 @@ from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscr
 from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.broker_facts import KnownSession, Name
-from ..queue.consumers import backlog_of, leaves_on_send, own_backlog
+from ..queue.consumers import backlog_of, leaves_on_send, own_backlog, terms_of
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..storage.row import NEVER
@@ -63,7 +63,6 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
         client="" if broker.speaker is None else broker.speaker.client,
     )
     removes = leaves_on_send(queue.definition, subscription)
-    subscription.transport_acks &= not removes
     bound = queue.subscription(command.subscription)
     if bound is not None:
         _check_same(bound, subscription)
@@ -85,9 +84,8 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
 def _answer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[str, Any]:
     definition = queue.definition
     return {
-        "removes_on_send": leaves_on_send(definition, subscription),
+        **terms_of(definition, subscription),
         "heartbeat_timeout_ms": broker.header.system.heartbeat_timeout_ms,
-        "backlog": backlog_of(definition, subscription),
         "epoch": broker.header.epoch,
         "lease_ms": definition.lease_period_ms,
     }

@@ -236,7 +236,7 @@ def _emit_numbered(
 ) -> None:  # fmt: skip
     """Emit deliveries, numbered in the flow. again: a repetition, which counts nothing (C2)."""
     flow = None
-    if subscription.transport_acks:
+    if subscription.transport_acks and not leaves_on_send(queue.definition, subscription):
         flow = transport_acks.number(subscription, rows, broker.now)
         queue.consumers.watch(subscription)
     lease_ms = 0 if until == NEVER else max(until - broker.now, 1)

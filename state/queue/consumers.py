@@ -43,6 +43,12 @@ def leaves_on_send(definition: QueueDefinition, subscription: Subscription) -> b
     return subscription.removes_on_send or definition.semantics == "at-most-once"
 
 
+def terms_of(definition: QueueDefinition, subscription: Subscription) -> dict[str, int | bool]:
+    """What a consumer must know about its subscription to acknowledge (L2, C6)."""
+    free = leaves_on_send(definition, subscription)
+    return {"removes_on_send": free, "backlog": backlog_of(definition, subscription)}
+
+
 def own_backlog(subscription: Subscription) -> int:
     """The limit that the subscription asks for; 1 if it names none (B2)."""
     return 1 if subscription.max_backlog is None else subscription.max_backlog

@@ -110,7 +110,7 @@ NOT_FOR_VALUES = {
     Producer: {"send_gathered", "receipt_of", "on_receipt", "retransmit"},
     Consumer: {
         "subscribe", "kill", "check_open", "check_why", "close_by", "on_record", "on_end",
-        "on_backlog", "tick", "due",
+        "on_terms", "tick", "due",
     },
     Message: {"settle", "end_span", "lease", "live", "lease_state", "restore_lease"},
     Admin: set(),

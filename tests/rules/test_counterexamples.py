@@ -255,8 +255,8 @@ def test_B2_consumers_are_told_what_a_new_definition_leaves_of_their_backlogs() 
     told = replies(steps.run([define(**WIDE | {"max_per_subscription_backlog": 3})]))
     told += replies(steps.run([define(**WIDE | {"max_delivered_unacked_per_flow": 1})]))
     assert [(r.request, r.kind, r.result) for r in told] == [
-        ("a", "Backlog", {"backlog": 3}),
-        ("a", "Backlog", {"backlog": 1}), ("b", "Backlog", {"backlog": 1}),
+        (name, "Backlog", {"removes_on_send": False, "backlog": backlog})
+        for name, backlog in (("a", 3), ("a", 1), ("b", 1))
     ]  # fmt: skip
 
 
