@@ -27,8 +27,10 @@ from . import runtime
 
 Value = bool | int | float | str | None
 
-TEXT_CHARACTERS_MAX = 10_000
+TEXT_CHARACTERS_MAX = runtime.PATTERN_CHARACTERS_MAX
 DEPTH_MAX = 200  # levels of an expression's tree
+# Compiling takes 1 ms, and a queue may evaluate 10,000 filters on a message (`Limits`). 8 KB each.
+PROGRAMS_KEPT = 10_240
 PRIORITY_MAX = 2**64 - 1
 ATTRIBUTES = ("priority", "key")
 
@@ -379,8 +381,8 @@ class _Writer:
         text, pattern = node.operands
         name = self.value(text, depth)
         if isinstance(pattern, Literal) and isinstance(pattern.value, str):
-            match = self.constant(runtime.like_pattern(pattern.value, node.escape).match)
-            return self.assign(f"({match}({name}) is not None) if type({name}) is str else None")
+            matches = self.constant(runtime.like_matcher(pattern.value, node.escape))
+            return self.assign(f"{matches}({name}) if type({name}) is str else None")
         other = self.value(pattern, depth)
         return self.assign(f"like({name}, {other}, {self.constant(node.escape)})")
 
@@ -435,7 +437,7 @@ class Program:
         return compile_program, (self.texts,)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=PROGRAMS_KEPT)
 def compile_program(texts: tuple[str | None, ...]) -> Program:
     """Compile expressions for the same messages (Q6). Raises `ExpressionError`."""
     writer = _Writer()

@@ -83,38 +83,65 @@ def dig(value: Any, steps: tuple[tuple[str, int], ...]) -> Any:
     return value
 
 
-def like_pattern(pattern: str, escape: str | None) -> re.Pattern[str]:
-    """Build a regular expression for a LIKE pattern, whose time grows only with the text.
+Finder = Callable[[str, int], int]  # the first position of a part in a text, from one on; or -1
 
-    Each part between two `%` matches at its first possible position and stays there (an atomic
-    group). A later position could not help, so the expression never backtracks.
+
+def like_matcher(pattern: str, escape: str | None) -> Callable[[str], bool]:
+    """Build a function that says whether a text matches a LIKE pattern.
+
+    Each part between two `%` is taken at its first position: a later one could not help. So the
+    time grows only with the text. A part with `_` may take its own length for each position.
     """
-    parts, literal = [""], False
+    parts, literal = [list[str]()], False  # "": any character
     for character in pattern:
         if not literal and character == escape:
             literal = True
         elif not literal and character == "%":
-            parts.append("")
+            parts.append([])
         else:
-            parts[-1] += "." if character == "_" and not literal else re.escape(character)
+            parts[-1].append("" if character == "_" and not literal else character)
             literal = False
     if literal and escape:
-        parts[-1] += re.escape(escape)
-    body = parts[0]
-    if len(parts) > 1:
-        body += "".join(f"(?>.*?{part})" for part in parts[1:-1] if part) + ".*" + parts[-1]
-    return re.compile(body + r"\Z", re.DOTALL)
+        parts[-1].append(escape)
+    first, last = _finder(parts[0]), _finder(parts[-1])
+    start, rest = len(parts[0]), len(parts[-1])
+    middle = [(len(part), _finder(part)) for part in parts[1:-1] if part]
+    if len(parts) == 1:
+        return lambda text: len(text) == start and not first(text, 0)
+
+    def matches(text: str) -> bool:
+        at, end = start, len(text) - rest
+        if end < at or (at and first(text[:at], 0)) or (rest and last(text[end:], 0)):
+            return False
+        for length, find in middle:
+            at = find(text, at)
+            if at < 0:
+                return False
+            at += length
+        return at <= end
+
+    return matches
 
 
-like_pattern_kept = functools.lru_cache(maxsize=256)(like_pattern)
+def _finder(characters: list[str]) -> Finder:
+    part = "".join(characters)
+    if "" not in characters:
+        return lambda text, at: text.find(part, at)
+    found = re.compile("".join(re.escape(one) or "." for one in characters), re.DOTALL).search
+    return lambda text, at: -1 if (match := found(text, at)) is None else match.start()
+
+
+like_matcher_kept = functools.lru_cache(maxsize=256)(like_matcher)
+PATTERN_CHARACTERS_MAX = 10_000  # as many as an expression may have
 
 
 def like(value: Any, pattern: Any, escape: str | None) -> bool | None:
-    """LIKE with a pattern that is not a literal."""
-    if type(value) is not str or type(pattern) is not str:
+    """LIKE with a pattern that is not a literal. A pattern that no expression could have is
+    NULL."""
+    if type(value) is not str or type(pattern) is not str or len(pattern) > PATTERN_CHARACTERS_MAX:
         return None
-    compile_pattern = like_pattern_kept if len(pattern) <= 200 else like_pattern
-    return compile_pattern(pattern, escape).match(value) is not None
+    build = like_matcher_kept if len(pattern) <= 200 else like_matcher
+    return build(pattern, escape)(value)
 
 
 def is_in(value: Any, tables: dict[type, tuple[frozenset[Any], bool | None]]) -> bool | None:

@@ -227,7 +227,7 @@ def _consumer(broker: Broker, queue: Queue, subscription: Subscription) -> dict[
     backlog = backlog_of(queue.definition, subscription)
     why = None
     if leaves_on_send(queue.definition, subscription):
-        pass  # without leases, no limit of leases blocks it
+        why = None if backlog else "backlog"  # without leases, only a backlog of 0 blocks it
     elif _at_limit(broker):
         why = "max_delivered_unacked"
     elif subscription.held >= backlog:

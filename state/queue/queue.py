@@ -387,7 +387,8 @@ class Queue:
     def leave_cold(self, segment: Segment, filter_number: int, waiting: list[Row]) -> None:
         """Note that a filter has read a segment. waiting: rows that wait for others of their
         lanes."""
-        self.cold.see(segment, filter_number, bool(waiting))
+        known = {NO_FILTER, *(view.number for view in self.ready.views.values())}
+        self.cold.see(segment, filter_number, bool(waiting), known)
         self.ready.park_rows(waiting, segment.number)
         self.dirty = True
 

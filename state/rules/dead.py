@@ -16,7 +16,7 @@ from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import MOVING, NEVER, TTL_OVER, Row
-from .after_entry import apply_early_ack, keep_last
+from .after_entry import apply_early_ack, keep_last, will_leave
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
 from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match, program_of
 
@@ -94,7 +94,8 @@ def put(
         until = NEVER
     moved = msgspec.structs.replace(
         row, seq=0, ttl_ends=ttl_ends, expires=expires_at(target.definition, broker.now, ttl_ends),
-        level=found.level, generation=0, lane=found.lane, barrier=found.barrier, until=until,
+        level=found.level, generation=0, lane=found.lane, until=until,
+        barrier=found.barrier and not will_leave(target, row.id, broker.now),
         holder=0, deliveries=0, cancels=0, number=0, extras=extras or None,
     )  # fmt: skip
     enter(broker, target, [moved])

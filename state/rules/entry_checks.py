@@ -27,6 +27,7 @@ from ..storage.row import NEVER, TTL_OVER, Row
 
 LOW_PRIORITY_BELOW = 4
 LANE_BITS = 52
+DECIMAL_BITS_MAX = 10_000  # Python writes integers of more than 4,300 digits in hex only
 FILTERED = "filter"
 KEEPS_LAST = "keeps_last_message"  # the queue keeps one message, and has one
 
@@ -85,7 +86,8 @@ def lane_of(key: object) -> int:
         return 0
     if isinstance(key, float) and key.is_integer():
         key = int(key)  # 1 and 1.0 are the same number
-    text = f"{type(key).__name__}:{key}"
+    is_long = isinstance(key, int) and key.bit_length() > DECIMAL_BITS_MAX
+    text = f"{type(key).__name__}:{hex(key) if is_long else key}"  # type: ignore[arg-type]
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - LANE_BITS) or 1
 

@@ -16,7 +16,7 @@ at a mark.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
 
 from ..limits import Limits
@@ -143,9 +143,11 @@ class Runs:
             )
         return self._unseen[number]
 
-    def see(self, segment: Segment, number: int, waiting: bool) -> None:
-        """Note that a filter has read a segment. waiting: it left rows that wait there."""
-        segment.looked.append(-number if waiting else number)
+    def see(self, segment: Segment, number: int, waiting: bool, known: Collection[int]) -> None:
+        """Note that a filter has read a segment. waiting: it left rows that wait there; known: the
+        filters that there are; the segment forgets the others."""
+        looked = [one for one in segment.looked if abs(one) in known]
+        segment.looked = [*looked, -number if waiting else number]
         self._unseen.pop(number, None)
 
     def has(self, number: int) -> bool:

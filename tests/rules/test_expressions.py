@@ -18,6 +18,7 @@ from lakequeue.expressions.language import (
     compile_program,
     is_true,
 )
+from rules.harness import Bench, drain, ids
 
 PAYLOAD: dict[str, Any] = {
     "a": 5, "b": {"c": [1, {"d": "x"}]}, "s": "abc", "n": None, "t": True, "f": False, "o": {},
@@ -145,6 +146,14 @@ def test_O4_binary_record_keys_are_distinguished() -> None:
     assert value("@key", key=b"\xff") != value("@key", key=b"\xfe")
 
 
+def test_O4_a_key_may_be_a_number_of_any_length(empty: Bench) -> None:
+    """Python writes integers of more than 4,300 digits in decimal only if it is told to."""
+    empty.define(partition_key="/a * 10", max_per_subscription_backlog=9)
+    for number in (10**4299, 10**4299, -(10**4299), 10**4299 + 1):
+        empty.send({"a": number})
+    assert ids(drain(empty.consumer())) == ["1", "3", "4"]
+
+
 def test_Q6_only_true_admits_a_message() -> None:
     assert is_true(True)
     assert not any(is_true(other) for other in (False, None, 1, 1.0, "true"))
@@ -176,8 +185,18 @@ def test_Q6_like_agrees_with_a_naive_matcher(text: str, pattern: str) -> None:
     assert value("/s LIKE /p", {"s": text, "p": pattern}) is expected
 
 
-def test_Q6_like_takes_no_exponential_time() -> None:
+def test_Q6_like_takes_time_for_the_text_alone() -> None:
+    """It would take minutes if each position of the text cost as much as the pattern is long."""
     assert value("/s LIKE '" + "%a" * 30 + "%b'", {"s": "a" * 20_000}) is False
+    long = "a" * 9_000
+    for pattern in (f"%{long}b", f"%{long}b%", f"%{long}b%_"):
+        assert value(f"/s LIKE '{pattern}'", {"s": "a" * 3_000_000}) is False
+        assert value("/s LIKE /p", {"s": "a" * 3_000_000, "p": pattern}) is False
+
+
+def test_Q6_a_pattern_of_a_payload_is_as_long_as_that_of_an_expression() -> None:
+    assert value("/s LIKE /s", {"s": "a" * 10_000}) is True
+    assert value("/s LIKE /s", {"s": "a" * 10_001}) is None
 
 
 ALL_OPERATORS = (

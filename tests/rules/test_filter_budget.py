@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lakequeue.expressions import compile_program
 from lakequeue.protocol import commands as c
 from lakequeue.state import Batch, Limits
 from lakequeue.state.rules import filter_matching
@@ -132,3 +133,22 @@ def test_F5_describe_shows_when_no_filter_matches(bench: Bench) -> None:
     assert len(drain(two[1])) == 1
     everything = bench.consumer()
     assert bench.seen()["blocked"] == "every consumer's backlog is full" or drain(everything)
+
+
+def test_F5_filters_of_consumers_that_left_are_forgotten() -> None:
+    """A consumer that comes and goes all day, each time with its filter, leaves nothing behind in
+    the segments that it searched."""
+    steps = Steps(limits=Limits(live_rows=8, segment_rows=8))
+    steps.run([define(**WIDE)], [("orders", body(k=1))] * 80)
+    (queue,) = steps.broker.queues.values()
+    sizes = []
+    for n in range(12):
+        steps.run([subscribe(f"s{n}", filter="/k = 2")])
+        assert {len(segment.looked) for segment in queue.cold.segments()} == {1}
+        steps.run([c.Unsubscribe(queue="orders", subscription=f"s{n}")])
+        sizes.append(len(steps.marked()["q/1"]))
+    assert max(sizes) - min(sizes) < 20
+
+
+def test_F5_each_filter_of_a_queue_is_compiled_once() -> None:
+    assert compile_program.cache_parameters()["maxsize"] >= Limits().subscriptions
