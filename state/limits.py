@@ -15,6 +15,8 @@ import msgspec
 
 from ..protocol.bounds import OWN_BYTES_MAX, RECORD_BYTES_MAX
 
+PASSED_OVER = 8  # reading this many other rows of a segment costs as much as one that is wanted
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

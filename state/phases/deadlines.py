@@ -47,8 +47,7 @@ def act_on_deadlines(broker: Broker) -> None:
 def _handle_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
     """Handle some rows with passed deadlines; returns whether there were any."""
     now = broker.now
-    rows = queue.due(now, budget.rows)
-    budget.take(len(rows))
+    rows = queue.due(now, budget)
     expire(broker, queue, [row for row in rows if row.expires <= now])
     over = [row for row in rows if row.until <= now]
     give_back(broker, queue, [r for r in over if r.state == LEASED], Event.LEASE_END)

@@ -44,7 +44,7 @@ def leaves_on_send(definition: QueueDefinition, subscription: Subscription) -> b
 
 
 def terms_of(definition: QueueDefinition, subscription: Subscription) -> dict[str, int | bool]:
-    """What a consumer must know about its subscription to acknowledge (L2, C6)."""
+    """The terms by which a consumer acknowledges: it has to know them (L2, C6)."""
     free = leaves_on_send(definition, subscription)
     return {"removes_on_send": free, "backlog": backlog_of(definition, subscription)}
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ...definitions import QueueDefinition
-from ..limits import Limits
+from ..limits import PASSED_OVER, Budget, Limits
 from ..storage.id_ranges import IdRanges
 from ..storage.row import (
     DELAYED,
@@ -178,29 +178,32 @@ class Queue:
             both = [(at, one.id) for one in live for at in (one.expires, one.until)]
             self.deadlines = sorted(entry for entry in both if entry[0] != NEVER)
 
-    def due(self, now: int, most: int) -> list[Row]:
-        """About ``most`` rows with a passed deadline, the longest overdue, by arrival. They become
-        live. All due rows of a segment come together, or they would be spilled again."""
+    def due(self, now: int, budget: Budget) -> list[Row]:
+        """Rows with a passed deadline, the longest overdue, by arrival; about as many as the budget
+        allows. They become live. All due rows of a segment come together, or they would be spilled
+        again."""
         found: dict[int, Row] = {}
-        while len(found) < most:
+        while not budget.spent:
             at = self._next_deadline()
-            rows = self._due_cold(min(at, now), now)
+            rows = self._due_cold(min(at, now), now, budget)
             if not rows and at <= now:
                 rows = [self.live[heappop(self.deadlines)[1]]]
+                budget.take(1)
             if not rows:
                 break
             found.update((row.id, row) for row in rows)
         return sorted(found.values(), key=by_arrival)
 
-    def _due_cold(self, since: int, now: int) -> list[Row]:
+    def _due_cold(self, since: int, now: int, budget: Budget) -> list[Row]:
         """The due rows of a segment with a deadline not after ``since``; empty if there is none.
         They become live."""
         for runs in (self.cold, self.later):
             if (segment := runs.first_due(since)) is None:
                 continue
             rows = runs.read(segment)
-            over = [row for row in rows if row.due <= now]
-            rest = [row for row in rows if row.due > now]
+            over = [row for row in rows if row.expires <= now or row.until <= now]
+            rest = [row for row in rows if row.expires > now and row.until > now]
+            budget.take(len(over) + len(rest) // PASSED_OVER)
             is_front = segment.first == runs.first()
             if is_front and (runs is self.later or not self.ready.lanes):
                 self.thaw(runs, segment, rows, [])  # the others are probably due soon, one by one
@@ -274,9 +277,18 @@ class Queue:
             ready.forget_lanes()
 
     def spill_over(self) -> None:
-        """Spill the far end of the order, if more rows are live than allowed."""
-        if len(self.live) - self.header.leased > self.limits.live_rows:
+        """Spill the far end of the order, if more rows are live than allowed, besides those that
+        have to stay live."""
+        if len(self.live) - self._have_to_stay() > self.limits.live_rows:
             self.spill(self.limits.live_rows * 3 // 4)
+
+    def _have_to_stay(self) -> int:
+        """How many live rows cannot be spilled: leased ones, barriers, those in progress in their
+        lanes, and with an active set the delayed ones."""
+        header, more = self.header, len(self.ready.pinned)
+        if self.definition.target_queue_depth is not None:
+            more = header.delayed - self.later.rows
+        return header.leased + len(header.barriers) + more
 
     def spill(self, keep: int) -> None:
         """Spill all but about ``keep`` ready and ``keep`` delayed rows."""
@@ -337,7 +349,7 @@ class Queue:
         self.admit(rows)
         self._left_cold(rows)
         self.dirty = True
-        if len(self.live) - self.header.leased > 2 * self.limits.live_rows:
+        if len(self.live) - self._have_to_stay() > 2 * self.limits.live_rows:
             self.spill(self.limits.live_rows)
         return len(rows)
 

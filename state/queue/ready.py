@@ -23,7 +23,7 @@ from operator import itemgetter
 
 import msgspec
 
-from ..storage.row import READY, Row, by_key
+from ..storage.row import DELAYED, READY, Row, by_key
 
 Entry = tuple[int, int]  # key, id
 _SLACK = 64
@@ -138,7 +138,7 @@ class FilterView:
 class Ready:
     """The order of a queue's live ready rows. live: the queue's own dict of rows by id."""
 
-    __slots__ = ("asking", "heap", "lanes", "live", "views")
+    __slots__ = ("asking", "heap", "lanes", "live", "pinned", "views")
 
     def __init__(self, live: dict[int, Row]) -> None:
         self.live = live
@@ -146,6 +146,7 @@ class Ready:
         self.asking: list[tuple[int, int, int]] = []  # heap, lazy: key, segment, lane
         self.lanes: dict[int, Lane] = {}
         self.views: dict[str, FilterView] = {}
+        self.pinned: set[int] = set()  # ids of live rows that are delayed or returned in a lane
 
     # ------------------------------------------------------------ rows enter, change and leave
 
@@ -179,6 +180,7 @@ class Ready:
         if row.lane and not row.barrier:
             lane = self.lanes[row.lane]
             lane.rows -= 1
+            self.pinned.discard(row.id)
             self._go_on(lane)
 
     def _lane(self, number: int) -> Lane:
@@ -194,7 +196,12 @@ class Ready:
             del self.lanes[lane.number]
 
     def _follow(self, row: Row, lane: Lane) -> None:
-        heappush(lane.heap, (is_fresh(row), row.key, row.id))
+        fresh = is_fresh(row)
+        heappush(lane.heap, (fresh, row.key, row.id))
+        if not fresh and row.state in (READY, DELAYED):
+            self.pinned.add(row.id)
+        else:
+            self.pinned.discard(row.id)
         if len(lane.heap) > 2 * lane.rows + _SLACK:
             live = self.live
             rows = {number: live[number] for _, _, number in lane.heap if number in live}

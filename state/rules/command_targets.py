@@ -21,7 +21,7 @@ import msgspec
 
 from ...expressions import predicate
 from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id, within
-from ..limits import Budget
+from ..limits import PASSED_OVER, Budget
 from ..queue.broker import Broker
 from ..queue.header import Task, has_entered
 from ..queue.queue import Queue
@@ -36,7 +36,6 @@ from .filter_matching import Blocks, matching
 LOOK_UP_MAX = 1_024  # up to this many ids are always looked up one by one
 IDS_AT_ONCE = 256  # with cold rows, since each id may cost a read
 EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set of ids
-PASSED_OVER = 8  # reading this many other rows costs as much as one target
 
 
 class Part(msgspec.Struct):

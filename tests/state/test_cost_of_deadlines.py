@@ -3,6 +3,7 @@ by one."""
 
 import pytest
 from lakequeue.state import Batch, DictStore, Limits, step
+from lakequeue.state.limits import PASSED_OVER
 from rules.steps import define, described
 from state.counting_store import CountingStore
 
@@ -31,3 +32,22 @@ def test_L12_X1_each_segment_is_read_once_for_deadlines_one_by_one(what: str) ->
     assert (seen["ready"], seen["delayed"]) == (0 if what == "ttl_ms" else MESSAGES, 0)
     for pages in (store.reads, store.writes):
         assert sum(key[0] in "cd" for key in pages) <= 4 * SEGMENTS
+
+
+def test_X1_no_step_reads_very_many_segments_for_a_few_due_rows() -> None:
+    """One message of each segment expires at the same time, as with lives at random."""
+    limits = Limits(live_rows=256, segment_rows=64, due_rows=64, alone=1)
+    steps = TwinSteps(limits=limits, checked=False, twins=1)
+    store = CountingStore(DictStore())
+    steps.brokers = [broker] = [steps.load(store)]
+    steps.run([define()])
+    lives = [60_000 + n % limits.segment_rows for n in range(MESSAGES)]
+    steps.run(publishes=[("orders", b"{}", {"ttl_ms": ms}) for ms in lives])
+    steps.now += 60_000
+    before = broker.queue(1).header.depth  # type: ignore[union-attr]
+    for _ in range(SEGMENTS):
+        store.reset()
+        step(broker, Batch(), steps.now)
+        read = sum(key[0] in "cd" for key in store.reads)
+        assert read <= 1 + limits.due_rows // (limits.segment_rows // PASSED_OVER)
+    assert before - described(steps)["depth"] == lives.count(60_000)

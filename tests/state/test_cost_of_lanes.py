@@ -7,7 +7,8 @@ import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.outputs import Deliveries
 from lakequeue.state import Batch, DictStore, Limits, step
-from rules.steps import define, delivered, subscribe
+from lakequeue.state.queue.queue import Queue
+from rules.steps import Steps, define, delivered, subscribe
 from state.counting_store import CountingStore
 
 from .twin_steps import TwinSteps
@@ -69,3 +70,24 @@ def test_O4_other_keys_are_delivered_while_one_is_busy() -> None:
     assert found == [1, *range(DEPTH - 4, DEPTH + 1)]
     assert not delivered(steps.run(publishes=[("orders", b'{"k":1}')]))
     assert delivered(steps.run([c.Ack(queue="orders", subscription="a", ids="1")])) == [2]
+
+
+def test_O4_R5_rows_that_have_to_stay_live_are_looked_at_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A delayed message keeps its key's turn, so its row stays live. A million of them must not be
+    looked at in every step that adds one."""
+    spills: list[int] = []
+    spill = Queue.spill
+    monkeypatch.setattr(Queue, "spill", lambda q, keep: (spills.append(keep), spill(q, keep)))
+    steps = Steps(limits=SMALL, checked=False)
+    steps.run([define(partition_key="/k")])
+    message = ("orders", b'{"k":1}', {"deliver_at": steps.now + 9_000})
+    steps.run(publishes=[message] * 1_000)
+    spills.clear()
+    for _ in range(100):
+        steps.run(publishes=[message])
+    assert len(spills) < 2
+    steps.run([c.Purge(queue="orders")])
+    steps.run(publishes=[("orders", b"{}")] * 1_000)
+    assert len(steps.broker.queue(1).live) <= SMALL.live_rows  # type: ignore[union-attr]
