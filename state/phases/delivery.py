@@ -127,8 +127,9 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
     """Deliver what can be delivered now; returns whether a budget ended it."""
     header = queue.header
     while True:
-        while header.barriers and not share.spent and _barrier(broker, queue, looks):
-            share.take(1)
+        while header.barriers and not (share.spent or looks.spent):
+            if not _barrier(broker, queue, share, looks):
+                break
         if header.depth <= header.leased + header.delayed:
             return share.spent  # by barriers
         depth = header.depth
@@ -136,7 +137,7 @@ def _serve_within(broker: Broker, queue: Queue, share: Budget, looks: Budget) ->
         if not chosen.rows:
             if header.barriers and header.depth < depth:
                 continue  # messages that were overdue have expired: the barrier may be due
-            return chosen.unfinished or share.spent
+            return chosen.unfinished or share.spent or (looks.spent and bool(header.barriers))
         contents = broker.spool.contents(chosen.rows)
         if None in contents:
             lose(broker, queue, chosen.rows, contents)
@@ -301,9 +302,9 @@ def _send_as_it_was(
 # ---------------------------------------------------------------- barriers
 
 
-def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
+def _barrier(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool:
     """Deliver the first barrier to all matching subscriptions, once all messages before it have
-    left (O3); returns whether it was handled."""
+    left (O3); returns whether it was handled. A single one may overdraw the budgets."""
     header = queue.header
     generation, number = next(iter(header.barriers.items()))
     if next(iter(header.generations)) < generation or header.generations[generation] > 1:
@@ -313,17 +314,22 @@ def _barrier(broker: Broker, queue: Queue, looks: Budget) -> bool:
         return False
     if row.expires <= broker.now:  # it is overdue: a budget ended before it expired
         expire(broker, queue, [row])
+        share.take(1)
         return True
     content = broker.spool.content(row)
     if content is None:
         lose(broker, queue, [row], [None])
+        share.take(1)
         return True
     if _bury_oversize(broker, queue, [row], [content]):
+        share.take(1)
         return True
     receivers = _receivers(broker, queue, row)
-    looks.take(len({s.filter for s in header.subscriptions}))
+    texts = {s.filter for s in header.subscriptions if s.filter is not None}
+    looks.take(len(texts), sum(row.size + len(text) for text in texts))
     if not receivers:
         return False
+    share.take(len(receivers), row.size * len(receivers))
     for subscription in receivers:
         sent = _emit(broker, queue, subscription, [row], [content], 0)
         sent.counts, sent.numbers, sent.barrier = [row.deliveries + 1], [header.next_delivery], True

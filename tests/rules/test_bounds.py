@@ -51,6 +51,25 @@ def test_O3_X1_an_overdue_barrier_is_not_delivered() -> None:
     assert described(steps)["expired"] == 2
 
 
+@pytest.mark.parametrize("text", [None, "/b = 1"])
+def test_O3_each_consumer_of_a_barrier_counts_as_a_delivery(text: str | None) -> None:
+    """Otherwise a step would send thousands of barriers to thousands of consumers at once."""
+    steps = started(define(barrier_expression="/b = 1"), limits=Limits(delivery_rows=30))
+    steps.run(publishes=[("orders", body(b=1))] * 20)
+    each = [of(Deliveries, out) for out in steps.each([subscribe(n, filter=text) for n in "abcd"])]
+    assert sum(map(len, each)) == 80
+    assert max(map(len, each)) <= 30 + 3
+
+
+def test_O3_F5_the_filters_of_a_barriers_consumers_have_a_budget() -> None:
+    steps = started(define(barrier_expression="/b = 1"), limits=Limits(looks=9))
+    steps.run(publishes=[("orders", body(b=1, n=n)) for n in range(20)])
+    consumers = [subscribe(name, filter=f"/n <> -{name}") for name in "1234"]
+    each = [of(Deliveries, out) for out in steps.each(consumers)]
+    assert sum(map(len, each)) == 80
+    assert max(map(len, each)) <= 9 + 3
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_X1_R6_an_overdue_message_is_not_moved(dry_run: bool) -> None:
     """The step's budget ended before it expired."""
