@@ -34,7 +34,6 @@ from .active_set import first_inactive
 from .filter_matching import Blocks, matching
 
 LOOK_UP_MAX = 1_024  # up to this many ids are always looked up one by one
-IDS_AT_ONCE = 256  # with cold rows, since each id may cost a read
 EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set of ids
 
 
@@ -235,8 +234,9 @@ def by_ids(
     ranges = _existing(broker, task, ranges)
     if task.done["wide"]:
         return wanted(broker, queue, task, None, ranges, budget, thaw=thaw, moving=moving)
-    has_cold = queue.cold.rows or queue.later.rows
-    most = min(budget.rows, IDS_AT_ONCE) if has_cold else budget.rows
+    has_cold, most = queue.cold.rows or queue.later.rows, budget.rows
+    if has_cold:  # reading a segment for each must not overdraw the budget
+        most = min(most, most * PASSED_OVER // broker.limits.segment_rows + 1)
     part = Part()
     part.named, following = _clip(ranges, int(task.cursor or 0), most)
     live = queue.live

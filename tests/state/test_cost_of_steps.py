@@ -14,7 +14,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Journal, Reply
 from lakequeue.state import Batch, DictStore, Limits
-from lakequeue.state.limits import divisor
+from lakequeue.state.limits import PASSED_OVER, divisor
 from rules.steps import REPLY, Steps, define, delivered, subscribe
 from state.counting_store import CountingStore
 
@@ -129,6 +129,19 @@ def test_L13_R6_no_step_changes_more_rows_than_its_limit(command: c.Command) -> 
         rows.append(changed(out))
     assert sum(rows) == DEEP
     assert max(rows) <= 300 + 64, rows  # a segment may be finished
+
+
+def test_L8_L13_ids_far_apart_read_no_more_segments_than_the_budget_allows() -> None:
+    steps = filled(DEEP)
+    store = pages(steps)
+    far_apart = ",".join(str(n) for n in range(400, DEEP, 64))
+    reads: list[int] = []
+    store.reset()
+    for _ in each_step(steps, c.Ack(queue="orders", ids=far_apart)):
+        reads.append(len(store.reads))
+        store.reset()
+    assert len(reads) > 1
+    assert max(reads) <= SMALL.command_rows * PASSED_OVER // SMALL.segment_rows + 3, reads
 
 
 def test_L13_R6_bulk_work_does_not_delay_acks() -> None:
