@@ -168,6 +168,8 @@ class Search:
             if self.unfinished:
                 return None
             if not self._search_cold(view, row):
+                if self.unfinished:
+                    return None
                 if row is None or not view.waits(row):
                     return row
                 if view.skipped[row.lane] == LOWEST:

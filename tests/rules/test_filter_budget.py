@@ -152,3 +152,14 @@ def test_F5_filters_of_consumers_that_left_are_forgotten() -> None:
 
 def test_F5_each_filter_of_a_queue_is_compiled_once() -> None:
     assert compile_program.cache_parameters()["maxsize"] >= Limits().subscriptions
+
+
+def test_O1_F5_the_order_holds_wherever_the_budget_ends() -> None:
+    """A returned message that matches is live, an earlier one in a segment not searched yet."""
+    for looks in range(1, 60):
+        steps = Steps(limits=Limits(live_rows=8, segment_rows=8, looks=looks))
+        steps.run([define(**WIDE)], [("orders", body(n=n)) for n in range(1, 41)])
+        assert delivered(steps.run([subscribe("a", filter="/n = 35")])) == [35]
+        steps.run([c.Unsubscribe(queue="orders", subscription="a")])
+        out = steps.run([subscribe("b", 3, filter="/n > 33")])
+        assert delivered(out) == [34, 35, 36], f"{looks} looks"
