@@ -4,9 +4,10 @@
 and is the next of its lane. So no entry is removed from the middle of a heap. A returned message
 has its old key, and so its old position (L7).
 
-*Lanes* (O4). At most one message per lane is next: the message in progress (leased, delayed, or
-returned after a delivery), else the first in order. Only the next message is in the heaps, and only
-while it is ready. Lanes do not hold each other back. Cold messages of a lane stay in their
+*Lanes* (O4). At most one message per lane is next: the message in progress (leased, or delivered
+before and returned, maybe with a delay), else the first in order, which may be due later (L12).
+Only the next message is in the heaps, and only while it is ready. Lanes do not hold each other
+back. Cold messages of a lane stay in their
 segments, and the lane remembers these segments (`park`). When a cold message is next, the lane
 *asks* for its segment.
 
@@ -70,8 +71,8 @@ class Lane:
 
 
 def is_fresh(row: Row) -> bool:
-    """Whether a message is ready and was never delivered; else it is in progress in its lane."""
-    return row.state == READY and not row.deliveries
+    """Whether a message was never delivered; else it is in progress in its lane."""
+    return not row.deliveries and (row.state == READY or row.state == DELAYED)
 
 
 class ViewState(msgspec.Struct, array_like=True):
@@ -198,7 +199,7 @@ class Ready:
     def _follow(self, row: Row, lane: Lane) -> None:
         fresh = is_fresh(row)
         heappush(lane.heap, (fresh, row.key, row.id))
-        if not fresh and row.state in (READY, DELAYED):
+        if row.state == DELAYED or (row.state == READY and not fresh):
             self.pinned.add(row.id)
         else:
             self.pinned.discard(row.id)
@@ -417,7 +418,7 @@ class Ready:
                 continue
             if row is first or (found and row is found[-1]):  # an entry may be there twice
                 continue
-            if len(found) >= most or (end is not None and key > end):
+            if len(found) >= most or (end is not None and key > end) or row.state != READY:
                 break
             found.append(row)
         return found

@@ -13,8 +13,8 @@ evaluated once, when a message enters (Q6), and its value holds as long as the m
   goes before it, whatever its priority (O3). Later messages stay behind earlier ones, also
   when the barrier has left without being delivered; an empty queue forgets its barriers;
 - a message keeps its partition key (O4). Of the messages with one key, one at a time is under way:
-  leased, delayed, or delivered before and returned; it goes first. If none is under way, the first
-  in the queue's order is next;
+  leased, or delivered before and returned, maybe with a delay; it goes first. If none is under way,
+  the first in the queue's order is next. If that is not due yet (L12), those behind it wait;
 - the queue's filter is applied when a message enters (Q4), and never again.
 
 Limits, periods and policies are those of the present definition, but times already set stay: a
@@ -220,12 +220,12 @@ class Queue:
         return sorted(self.entries, key=lambda e: (e.behind, e.is_barrier, -e.rank, e.arrival))
 
     def held_back(self, entry: Entry) -> bool:
-        """O4: another message of the same key is under way (leased, delayed, or delivered before
-        and returned) or, if none is, comes before it."""
+        """O4: another message of the same key is under way (leased, or delivered before and
+        returned) or, if none is, comes before it."""
         if entry.partition is None:
             return False
         same = [e for e in self.in_order() if e.partition == entry.partition]
-        begun = [e for e in same if e.state != "ready" or e.deliveries > 0]
+        begun = [e for e in same if e.holder is not None or e.deliveries > 0]
         return (begun or same)[0] is not entry
 
     def active(self) -> list[Entry]:

@@ -48,10 +48,10 @@ def test_O4_waiting_and_deliverable_messages_share_no_cold_page() -> None:
         bodies = [b"{}" if k == "-" else b'{"k":%d}' % int(k) for k in keys]
         steps.run(publishes=[("orders", body, options) for body in bodies])
 
-    publish("00---0")
     publish("062", deliver_at=steps.now + 9_000)
+    publish("00---0")
     publish("----24-4-")
-    assert delivered(steps.run([subscribe("a", 9)])) == [3, 4, 5, 10, 11, 12, 13, 15, 16]
+    assert delivered(steps.run([subscribe("a", 9)])) == [6, 7, 8, 10, 11, 12, 13, 15, 16]
 
 
 def test_O4_a_row_being_loaded_is_not_next_yet() -> None:
