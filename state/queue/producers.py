@@ -39,13 +39,14 @@ class ProducerHistory:
 
     high: its highest sequence; gaps, refusals: ranges of missing and of refused sequences below it;
     runs: ``[first sequence, count, first id]``, id 0 if acknowledged without being stored; needs:
-    the records that the Delta tables must have before the next receipt; starts: the name of each
-    start, and the highest sequence when it took over.
+    the records that the Delta tables must have before all is answered; is_durable: whether some of
+    them are of this step; starts: the name of each start, and the highest sequence when it took
+    over.
     """
 
     __slots__ = (
         "_broker", "_finished", "_is_earlier", "_most", "_repeated", "forgotten_at", "gaps", "high",
-        "name", "needs", "receipt", "refusals", "runs", "starts", "vpn",
+        "is_durable", "name", "needs", "receipt", "refusals", "runs", "starts", "vpn",
     )  # fmt: skip
 
     def __init__(self, vpn: str, broker: int, name: str) -> None:
@@ -64,6 +65,7 @@ class ProducerHistory:
         self.receipt = Receipts(self.vpn, self.name, 0, broker=self._broker)
         self._finished: list[Receipts] = []  # receipts of this step that are complete
         self._repeated: Ranges = []  # sequences that came again in this step
+        self.is_durable = False
         self._is_earlier = False  # whether a later start has superseded the sending one
         self._most = SEQUENCE_MAX  # the sending start's highest: the next one begins behind it
 
@@ -151,6 +153,7 @@ class ProducerHistory:
 
     def needs_in_tables(self, topic: str, positions: Iterable[tuple[int, int]]) -> None:
         """Answer only when the Delta tables have the records at these partitions and offsets."""
+        self.is_durable = True
         for partition, offset in positions:
             name = f"{topic}/{partition}"
             self.needs[name] = max(self.needs.get(name, 0), offset + 1)

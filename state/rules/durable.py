@@ -1,9 +1,9 @@
 """Receipts that wait until the Delta tables have the messages (`durability: delta`, S1, P3).
 
 After each commit of the tables the engine sends a command that says which records they have. Until
-then a receipt waits, first in, first out. A receipt covers all earlier messages of its producer, so
-it waits for these, too. Refusals are sent at once. The answer to a repeated message waits for the
-repeated record: then the tables have everything before it in its partition.
+then a receipt waits, first in, first out. Refusals are sent at once, and so are receipts of other
+messages of the producer; meanwhile none of these covers earlier messages. The answer to a repeated
+message waits for the repeated record: then the tables have everything before it in its partition.
 
 Without such a command (in memory) there are no tables to wait for.
 """
@@ -39,19 +39,25 @@ def refusal_of_tables(broker: Broker, header: PublishHeader) -> str:
 
 def answer(broker: Broker, producer: ProducerHistory) -> None:
     """Emit a producer's receipts of this step, or hold them until the tables have its messages."""
-    is_ready = broker.header.tables is None or _are_in_tables(broker, producer.needs)
-    if is_ready:
+    if broker.header.tables is None or _are_in_tables(broker, producer.needs):
         producer.needs = {}
     for one in producer.close():
-        if is_ready:
+        if not producer.needs:
             broker.emit(one)
-            continue
-        if one.nacks:
-            broker.emit(replace(one, up_to=0, runs=[], discarded=[], repeated=[]))
-        if one.runs:
-            fields = asdict(one)
-            del fields["nacks"]  # they were sent
-            broker.held.append(HeldReceipt(**fields, needs=dict(producer.needs)))
+        elif not (producer.is_durable or one.repeated):  # a repetition covers what followed
+            broker.emit(replace(one, up_to=0))
+        else:
+            _hold(broker, one, producer.needs)
+
+
+def _hold(broker: Broker, receipt: Receipts, needs: dict[str, int]) -> None:
+    """Hold a receipt until the tables have these records. Emit its refusals now."""
+    if receipt.nacks:
+        broker.emit(replace(receipt, up_to=0, runs=[], discarded=[], repeated=[]))
+    if receipt.runs:
+        fields = asdict(receipt)
+        del fields["nacks"]  # they were sent
+        broker.held.append(HeldReceipt(**fields, needs=dict(needs)))
 
 
 def tables_have(broker: Broker, vpn: str, command: Tables) -> None:
