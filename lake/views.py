@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..state.commands.moving import DEAD_OF, MOVED_FROM
 from ..state.queue.table import NAMES, TABLE
+from ..state.rules.dead import DEAD_OF
 from ..state.storage.row import DELAYED, GONE, LEASED, READY
 
 # Functions with different names: a timestamp as epoch ms; the last value that is not null.
@@ -25,7 +25,6 @@ DIALECTS: dict[str, dict[str, str]] = {
 }
 SPOOLED = "spooled"  # the event of a message that enters a queue
 ORDER = "step, part, line"
-REDRIVEN = "redriven from "
 
 
 def states_after() -> dict[str, frozenset[int]]:
@@ -97,10 +96,7 @@ _NAMES_OF_CONSUMERS = (
 
 _QUEUED = f"""
 SELECT c.vpn, c.queue, c.message_id, c.state,
-  CASE WHEN c.entered_by LIKE '{MOVED_FROM}%'
-    THEN nullif(regexp_extract(c.entered_by, '{DEAD_OF}([a-z_]+)$', 1), '')
-    WHEN c.entered_by <> '' AND c.entered_by NOT LIKE '{REDRIVEN}%' THEN c.entered_by END
-    AS dead_reason,
+  nullif(regexp_extract(c.entered_by, '(^|{DEAD_OF})([a-z_]+)$', 2), '') AS dead_reason,
   c.entered_at, c.time AS since, c.deliveries,
   CASE WHEN c.state = '{NAMES[LEASED]}' THEN coalesce(n.consumer, c.subscription) END AS consumer,
   CASE WHEN c.state = '{NAMES[LEASED]}' THEN c.until END AS leased_until,

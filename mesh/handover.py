@@ -20,7 +20,7 @@ from ..state.queue.broker import Broker
 from ..state.queue.change import enter
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
-from ..state.rules.dead import join
+from ..state.rules.dead import join, record_entry
 from ..state.rules.edits import TRANSIT, dead_part
 from ..state.rules.entry_checks import expires_at, match, plain_match, refusal
 from ..state.storage.blocks import Content
@@ -70,11 +70,7 @@ def handed_over(broker: Broker, facts: MeshFacts, sender: int, message: HandOver
             take_in(broker, queue, row, content, message.waiting)
             entered.append(row)
         done.append(row.id)
-    name = facts.peers[sender].name
-    ends = [row.until for row in entered]
-    until = NEVER if all(end == NEVER for end in ends) else ends
-    ids, counts = [row.id for row in entered], [row.deliveries for row in entered]
-    broker.record("spooled", queue, ids, counts, reason=f"from broker {name}", until=until)
+    record_entry(broker, queue, entered, f"from broker {facts.peers[sender].name}")
     for row in entered:
         apply_early_ack(broker, queue, row)
     keep_last(broker, queue)

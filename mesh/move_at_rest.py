@@ -16,6 +16,7 @@ from ..state.queue.broker_facts import KnownSession
 from ..state.queue.header import ENTERED_MAX, QueueHeader
 from ..state.queue.queue import Queue
 from ..state.rules.after_entry import apply_early_ack, keep_last
+from ..state.rules.dead import record_entry
 from ..state.rules.routing import withdraw
 from ..state.storage.ranges import union
 from ..state.storage.row import DELAYED, IN_MEMORY, LEASED, NEVER, Row, by_arrival
@@ -68,6 +69,8 @@ def move_queue(
         _store(source, target, part, into.header.vpn_number, shared)
         _admit(into, part)
     _take_subscriptions(source, queue, target, into)
+    source.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
+    _record(target, into, rows, f"from broker {source.header.name}")
     for first, last, until in queue.early.state():
         into.early.put(first, last, until, target.limits.early_acks)
     if into.early.ranges:
@@ -79,9 +82,16 @@ def move_queue(
     target.touch(into)
     # With quota 0 (S10), the message that entered last stays, wherever it was.
     keep_last(target, into, lambda row: (row.entered, row.id in before, row.seq))
-    source.record("transferred", queue, ids, reason=f"to broker {target.header.name}")
-    new = [one for one in ids if one not in before]
-    target.record("spooled", into, new, reason=f"from broker {source.header.name}")
+
+
+def _record(target: Broker, into: Queue, rows: list[Row], came: str) -> None:
+    """Journal the messages that have moved, and their leases, which go on."""
+    record_entry(target, into, rows, came)
+    for one in into.header.subscriptions:
+        held = [row for row in rows if row.holder == one.number]
+        ids, counts = [row.id for row in held], [row.deliveries for row in held]
+        ends = [row.until for row in held]
+        target.record("renewed", into, ids, counts, one.id, came, ends)
 
 
 def leave_behind(broker: Broker, queue: Queue) -> None:

@@ -29,7 +29,7 @@ from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.after_entry import apply_early_ack, keep_last
 from ..rules.command_targets import split_moving, wanted
-from ..rules.dead import died_in, find_any, names_of, put
+from ..rules.dead import died_in, find_any, names_of, put, record_entry
 from ..rules.edits import CHARACTERS_MAX, Edits, back_in, dead_part, edits_part, with_edits
 from ..rules.entry_checks import Match, has_already, match_stored, program_of
 from ..rules.returned_leases import expire
@@ -40,7 +40,6 @@ LEASED_HERE = "leased"  # a consumer holds it
 ALREADY_THERE = "already_there"  # the other queue has this message already
 LOST = "payload_missing"
 TOO_MUCH = "edited_too_much"
-MOVED_FROM, DEAD_OF = "moved from ", ", dead of "
 
 
 def because(command: Change, *first: str) -> str:
@@ -139,14 +138,7 @@ def _leave_and_journal(
 ) -> None:
     """Remove messages, and journal where the other queue got them from."""
     apply(broker, queue, gone, Event.MOVE, reason=why)
-    groups: dict[tuple[str, bool], list[Row]] = {}
-    for row in entered:
-        of = str((dead_part(row.extras) or {}).get("reason", ""))
-        groups.setdefault((of, row.until == NEVER), []).append(row)
-    for (of, now), rows in groups.items():
-        reason = MOVED_FROM + queue.definition.name + (DEAD_OF + of if of else "")
-        ends = NEVER if now else [row.until for row in rows]
-        broker.record("spooled", target, [row.id for row in rows], reason=reason, until=ends)
+    record_entry(broker, target, entered, f"moved from {queue.definition.name}")
     finish_entry(broker, target, entered)
 
 
@@ -211,8 +203,7 @@ def redrive(broker: Broker, queue: Queue, task: Task, command: Redrive, budget: 
     broker.touch(queue)
     for number, rows in sorted(entered.items()):
         target = broker.queues[number]
-        reason = f"redriven from {queue.definition.name}"
-        broker.record("spooled", target, [row.id for row in rows], reason=reason)
+        record_entry(broker, target, rows, f"redriven from {queue.definition.name}")
         name = target.header.stands_for or target.definition.name
         counts[name] = counts.get(name, 0) + len(rows)
         finish_entry(broker, target, rows)

@@ -15,12 +15,13 @@ from ...protocol.errors import Reason
 from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
-from ..storage.row import MOVING, NEVER, TTL_OVER, Row
+from ..storage.row import DELAYED, MOVING, NEVER, TTL_OVER, Row
 from .after_entry import apply_early_ack, keep_last, will_leave
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
 from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match, program_of
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
+DEAD_OF = ", dead of "  # in the journal, before the reason of an earlier death
 
 
 def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str = "") -> None:
@@ -100,6 +101,19 @@ def put(
     )  # fmt: skip
     enter(broker, target, [moved])
     return moved
+
+
+def record_entry(broker: Broker, queue: Queue, rows: list[Row], source: str) -> None:
+    """Journal that messages from elsewhere have entered a queue: with their counts and delays, and
+    of what they died before. source: where from."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        died_of = (dead_part(row.extras) or {}).get("reason")
+        groups.setdefault(f"{source}{DEAD_OF}{died_of}" if died_of else source, []).append(row)
+    for reason, some in groups.items():
+        ids, counts = [row.id for row in some], [row.deliveries for row in some]
+        ends = [row.until if row.state == DELAYED else NEVER for row in some]
+        broker.record("spooled", queue, ids, counts, reason=reason, until=ends)
 
 
 def _account(

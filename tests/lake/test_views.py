@@ -278,6 +278,20 @@ def test_R1_H4_each_attempt_at_a_message_counts_once_and_is_traced_in_order() ->
     assert told[9:] == [("returned", 3, "ready")]
 
 
+def test_M6_dead_is_what_died_and_not_what_came_from_another_broker() -> None:
+    mesh = Mesh(local("orders", "b", "t", dead_message_queue="dead"), local("dead", "c"))
+    recorded = Recorded(mesh.engine)
+    kept = mesh.send("a", "t")
+    died = mesh.send("a", "t", ttl="1s")
+    mesh.advance("2s")
+    with recorded.lake() as lake:
+        found = rows(lake, "SELECT message_id, queue, dead_reason FROM queued ORDER BY queue")
+        dead = rows(lake, "SELECT queue, dead FROM queues")
+    assert [tuple(row.values()) for row in found] == [
+        (died, "dead", "expired"), (kept, "orders", None)
+    ]  # fmt: skip
+
+
 def test_M4_a_queue_has_its_consumers_after_one_more_broker_defines_it() -> None:
     mesh = Mesh()
     recorded = Recorded(mesh.engine)

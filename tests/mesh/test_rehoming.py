@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from lakequeue import state
+from lakequeue.lake.views import states_after
 from lakequeue.memory.memory_broker import MemoryBroker
 from lakequeue.mesh import stand_ins
 from lakequeue.mesh.home_change import HomeChange, NotAtRest
@@ -24,6 +25,8 @@ from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Broker, DictStore, Limits
 from lakequeue.state.commands.permissions import heard_as
 from lakequeue.state.queue.broker_facts import HeldReceipt
+from lakequeue.state.queue.table import NAMES as STATES
+from lakequeue.state.storage.row import DELAYED, READY
 from mesh.rehomed import Home, RestingEngine
 from rules.mesh import ids, local, shared, take
 
@@ -57,6 +60,10 @@ CHANGES: dict[str, list[dict[str, str]]] = {
 }
 
 NOW = 1_800_000_000_000  # twins have one time
+
+
+def ms(time: Any) -> int | None:
+    return None if time is None else round(time.timestamp() * 1000)
 
 
 def lease(home: Home, queue: str, backlog: int) -> None:
@@ -137,6 +144,27 @@ def test_M4_clients_notice_no_change_of_brokers(changes: str, limits: str) -> No
     found = taken(engine)
     for name in NAMES:
         assert found[name] == wanted[name], name
+
+
+@pytest.mark.parametrize("change", [{"remove": "b"}, {"plain": "b", "ranked": "b", "short": "b"}])
+def test_R1_M4_the_journal_shows_moved_messages_as_they_are(change: dict[str, str]) -> None:
+    """With their leases, delays and counts, and what they died of."""
+    engine = filled(0, Limits()).engine
+    engine.change(**change)
+    rows = [row for row in engine.journal() if row["event"] in states_after()]
+    newest = {(row["queue"], row["message_id"]): row for row in rows}
+    admin, states = engine.connect().admin(), set()
+    for name in NAMES:
+        for m in admin.browse(name, limit=1_000):
+            states.add(m.state)
+            row = newest[name, m.id]
+            ends = {"leased": m.lease_expires_at, "delayed": m.ready_at}
+            told = states_after()[row["event"]] - {DELAYED if row["until"] is None else READY}
+            assert [STATES[one] for one in told] == [m.state]
+            assert (row["deliveries"], row["until"]) == (m.delivery_count, ms(ends.get(m.state)))
+            if "dead" in row["reason"] or name == "dead":
+                assert row["reason"].endswith(m.headers["lq-dead-reason"])
+    assert states == {"ready", "leased", "delayed"}
 
 
 def test_M4_rehoming_makes_the_same_pages_byte_for_byte() -> None:

@@ -82,7 +82,7 @@ def test_X5_X6_the_journal_shows_a_dead_message_leave_and_return() -> None:
         ("spooled", "#out/dmq", "rejected"),
         ("dead_lettered", "q", "dmq"),
         ("granted", "#out/dmq", ""),
-        ("spooled", "dmq", "from broker a"),
+        ("spooled", "dmq", "from broker a, dead of rejected"),
         ("transferred", "#out/dmq", "to broker b"),
         ("redriven", "dmq", ""),
         ("spooled", "#out/q", "redriven from dmq"),
