@@ -286,7 +286,6 @@ def test_M6_dead_is_what_died_and_not_what_came_from_another_broker() -> None:
     mesh.advance("2s")
     with recorded.lake() as lake:
         found = rows(lake, "SELECT message_id, queue, dead_reason FROM queued ORDER BY queue")
-        dead = rows(lake, "SELECT queue, dead FROM queues")
     assert [tuple(row.values()) for row in found] == [
         (died, "dead", "expired"), (kept, "orders", None)
     ]  # fmt: skip
