@@ -47,10 +47,10 @@ def answer(broker: Broker, producer: ProducerHistory) -> None:
         elif not (producer.is_durable or one.repeated):  # a repetition covers what followed
             broker.emit(replace(one, up_to=0))
         else:
-            _hold(broker, one, producer.needs)
+            _delay(broker, one, producer.needs)
 
 
-def _hold(broker: Broker, receipt: Receipts, needs: dict[str, int]) -> None:
+def _delay(broker: Broker, receipt: Receipts, needs: dict[str, int]) -> None:
     """Hold a receipt until the tables have these records. Emit its refusals now."""
     if receipt.nacks:
         broker.emit(replace(receipt, up_to=0, runs=[], discarded=[], repeated=[]))
