@@ -147,20 +147,16 @@ class ConfluentTransport(KafkaTransport):
     ) -> None:  # fmt: skip
         self._check()
         place = -1 if partition is None else partition
-        deadline = 0.0
-        while True:
-            try:
-                if self._over.give(topic, value, key, place, headers, acked):
-                    return
-                now = time.monotonic()
-                deadline = deadline or now + bounds.FULL_SECONDS_MAX
-                if now > deadline:
+        try:
+            while not self._over.give(topic, value, key, place, headers, acked):
+                full_at = self._over.full_at
+                if full_at and time.monotonic() > full_at + bounds.FULL_SECONDS_MAX:
                     raise self._no_room(self._over.records)
                 time.sleep(0.002)
                 self._check()
-            except KafkaException as error:
-                text = f"topic {topic!r} takes no record: {_reason_of(error)}"
-                raise NotConnected(text) from error
+        except KafkaException as error:
+            text = f"topic {topic!r} takes no record: {_reason_of(error)}"
+            raise NotConnected(text) from error
 
     def partitions(self, topic: str) -> int:
         self._check()

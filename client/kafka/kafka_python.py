@@ -53,6 +53,7 @@ class KafkaPythonTransport(KafkaTransport):
         self._room = threading.Condition()
         self._waiting_records = 0
         self._waiting_bytes = 0
+        self._full_at = 0.0  # when there was no room, if Kafka has taken nothing since
         self._asking = threading.Lock()
         try:
             with refusals_told(bootstrap):
@@ -159,10 +160,12 @@ class KafkaPythonTransport(KafkaTransport):
 
     def _take_room(self, size: int) -> None:
         with self._room:
-            if self._full(size) and not self._room.wait_for(
-                lambda: self._closed or not self._full(size), bounds.FULL_SECONDS_MAX
-            ):
-                raise self._no_room(self._waiting_records)
+            while self._full(size) and not self._closed:
+                self._full_at = self._full_at or time.monotonic()
+                left_s = self._full_at + bounds.FULL_SECONDS_MAX - time.monotonic()
+                if left_s <= 0:
+                    raise self._no_room(self._waiting_records)
+                self._room.wait(left_s)
             self._waiting_records += 1
             self._waiting_bytes += size
 
@@ -174,7 +177,7 @@ class KafkaPythonTransport(KafkaTransport):
 
     def _give_room(self, size: int) -> None:
         with self._room:
-            full = self._full(0)
+            full, self._full_at = self._full(0), 0.0
             self._waiting_records -= 1
             self._waiting_bytes -= size
             if full or not self._waiting_records:

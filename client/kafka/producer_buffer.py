@@ -10,6 +10,7 @@ came meanwhile, up to a batch. Each partition keeps its order.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ class ProducerBuffer:
         self._changed = threading.Condition()
         self._given_up = False
         self.records = self.bytes = 0  # accepted, and neither delivered nor lost
+        self.full_at = 0.0  # when it was full, if Kafka has taken nothing since (monotonic, s)
 
     def give(
         self, topic: str, value: bytes | None, key: bytes | None, place: int, headers: Headers,
@@ -80,6 +82,7 @@ class ProducerBuffer:
             raise too_large(len(value or b""))
         with self._changed:
             if self.records >= bounds.BUFFER_RECORDS_MAX or self.bytes > bounds.BUFFER_BYTES_MAX:
+                self.full_at = self.full_at or time.monotonic()
                 return False
             partition = self._partitions.get((topic, place))
             if partition is None:
@@ -131,6 +134,7 @@ class ProducerBuffer:
     def _count_out(self, given: _BufferedRecord) -> None:
         self.records -= 1
         self.bytes -= given.size
+        self.full_at = 0.0
         if not self.records:
             self._changed.notify_all()
 

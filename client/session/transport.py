@@ -42,8 +42,8 @@ class Transport(Protocol):
         compacted topic.
 
         acked: called once, from any thread, when Kafka has the record or it was given up; must not
-        block. If 100,000 records or 1 GB are waiting, waits up to 10 s for room, then raises
-        NotConnected. Raises Rejected (message_too_large) above 12 MB.
+        block. If 100,000 records or 1 GB are waiting, waits for room; raises NotConnected once
+        Kafka has taken none for 10 s. Raises Rejected (message_too_large) above 12 MB.
         """
 
     def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import lakequeue
 import msgspec
 import pytest
-from client.threaded import Held, Slow, Threaded, Wire, wait_for
+from client.threaded import Away, Held, Slow, Threaded, wait_for
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.duties import do_every
@@ -105,17 +105,6 @@ def test_P2_a_record_refused_once_does_not_affect_others(
     bench.wire.acked()
     assert sent[1].result(5).message_id == "3"
     bench.connection.is_open = False  # it would wait for unsent messages
-
-
-class Away(Wire):
-    """A Kafka that takes no command of these kinds for a while."""
-
-    refuses: tuple[str, ...] = ()
-
-    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        if msgspec.json.decode(value)["command"] in self.refuses:
-            raise NotConnected("Kafka is away")
-        super().command(topic, key, value, partition)
 
 
 @pytest.mark.parametrize("kind", ["ack", "set_backlog", "return", "unsubscribe"])

@@ -8,38 +8,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
-from client.threaded import Held, Threaded, connect, wait_for
+from client.threaded import Away, Held, Threaded, connect, wait_for
 from lakequeue.client.asyncio_client import AsyncConnection
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine
 from lakequeue.protocol import NotConnected, Timeout
-
-
-class Away(Held):
-    """A Kafka that takes no command of these kinds, or no message."""
-
-    refuses: tuple[str, ...] = ()
-    _tried = 0
-
-    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
-        self._check(msgspec.json.decode(value)["command"])
-        super().command(topic, key, value, partition)
-
-    def publish(self, *given: Any) -> None:
-        self._check("publish")
-        super().publish(*given)
-
-    def _check(self, kind: str) -> None:
-        if kind in self.refuses:
-            self._tried += 1
-            raise NotConnected("Kafka is away")
-
-    def back(self) -> None:
-        """Wait until something was refused; then Kafka takes everything again."""
-        wait_for(lambda: self._tried)
-        self.refuses = ()
 
 
 def receive_one(consumer: Any) -> list[Any]:

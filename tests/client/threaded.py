@@ -16,7 +16,7 @@ from lakequeue.client.connection import Connection
 from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
 from lakequeue.memory import MemoryEngine, MemoryTransport
-from lakequeue.protocol import LakequeueError
+from lakequeue.protocol import LakequeueError, NotConnected
 from rules.harness import Bench
 
 WAIT_S = 60.0
@@ -78,6 +78,31 @@ class Held(Wire):
             return []
         kept, self._kept = self._kept, []
         return kept
+
+
+class Away(Held):
+    """A Kafka that takes no command of these kinds, or no message."""
+
+    refuses: tuple[str, ...] = ()
+    _tried = 0
+
+    def command(self, topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        self._check(msgspec.json.decode(value)["command"])
+        super().command(topic, key, value, partition)
+
+    def publish(self, *given: Any) -> None:
+        self._check("publish")
+        super().publish(*given)
+
+    def _check(self, kind: str) -> None:
+        if kind in self.refuses:
+            self._tried += 1
+            raise NotConnected("Kafka is away")
+
+    def back(self) -> None:
+        """Wait until something was refused; then Kafka takes everything again."""
+        wait_for(lambda: self._tried)
+        self.refuses = ()
 
 
 class Slow(Wire):
