@@ -42,7 +42,10 @@ class Binding:
         session = self._session
         own = session.runner.session_of(self.id) or session.session
         command = msgspec.structs.replace(self._wanted, session=own)
-        answer, self.broker = session.request_where_it_is(command, self._end(), self._note_answer)
+        found = session.answer_to(
+            command, REQUEST_TIMEOUT_S, heard=self._note_answer, undo=self._end()
+        )
+        answer, self.broker = found["result"], found["by"]
         self.lease_ms = answer.get("lease_ms")
         self.epoch = answer.get("epoch", 0)
         session.heartbeat_within(answer["heartbeat_timeout_ms"] / 1000)

@@ -110,7 +110,7 @@ class Prefetch:
                 new.append(message)
             if again:  # it replaces an older, unseen delivery
                 ids = {m.number for m in new}
-                self._remove(m for m in self.buffer if m.number in ids and self.tracks(m))
+                self.drop(m for m in self.buffer if m.number in ids and self.tracks(m))
             self.buffer.extend(new)
             while len(seen) > self._seen_max:
                 seen.popitem(last=False)
@@ -205,17 +205,12 @@ class Prefetch:
         with self.lock:
             for number in [n for n in self.held if within(n, ranges)]:
                 del self.held[number]
-            self._remove(m for m in self.buffer if self.tracks(m) and within(m.number, ranges))
+            self.drop(m for m in self.buffer if self.tracks(m) and within(m.number, ranges))
 
     def waiting(self) -> list[Message]:
         """The unseen messages that the engine waits for."""
         with self.lock:
             return [m for m in self.buffer if self.tracks(m)]
-
-    def drop(self, messages: Iterable[Message]) -> None:
-        """Drop these messages, if they still wait here."""
-        with self.lock:
-            self._remove(messages)
 
     def take_beyond(self, backlog: int) -> list[Message]:
         """Take out unseen messages that the engine waits for, beyond a backlog. Held messages that
@@ -229,7 +224,7 @@ class Prefetch:
         """Take out unseen messages that the engine waits for, except the first ``room``."""
         with self.lock:
             taken = self.waiting()[room:]
-            self._remove(taken)
+            self.drop(taken)
             return taken
 
     def take_untouched_from(self, first: Message) -> list[Message]:
@@ -238,11 +233,13 @@ class Prefetch:
             waiting = self.waiting()
             return self.take_untouched(waiting.index(first)) if first in waiting else []
 
-    def _remove(self, messages: Iterable[Message]) -> None:
-        gone = {id(m) for m in messages}
-        left = [m for m in self.buffer if id(m) not in gone]
-        self.buffer.clear()
-        self.buffer.extend(left)
+    def drop(self, messages: Iterable[Message]) -> None:
+        """Drop these messages, if they still wait here."""
+        with self.lock:
+            gone = {id(m) for m in messages}
+            left = [m for m in self.buffer if id(m) not in gone]
+            self.buffer.clear()
+            self.buffer.extend(left)
 
 
 class FlowArrivals:

@@ -125,12 +125,6 @@ class KafkaTransport(Transport):
             wanted, self._wanted = self._wanted, []
         return wanted
 
-    def __enter__(self) -> KafkaTransport:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _check(self) -> None:
         if os.getpid() != self._process:
             raise NotConnected(

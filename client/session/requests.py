@@ -310,15 +310,7 @@ class BrokerRequests:
         done it. Deliveries ahead of the answer in the inbox have been handed out by then, later
         ones have not.
         """
-        return self._answer_to(command, timeout, broker, heard)["result"]
-
-    def request_where_it_is(
-        self, command: commands.Command, undo: commands.Command, heard: Callable[[Answer], None],
-    ) -> tuple[Any, int]:  # fmt: skip
-        """Like `request`, for a queue's broker: returns the answer and the broker's number. undo:
-        sent if no answer comes, because the broker may still carry out the command."""
-        answer = self._answer_to(command, REQUEST_TIMEOUT_S, heard=heard, undo=undo)
-        return answer["result"], answer["by"]
+        return self.answer_to(command, timeout, broker, heard)["result"]
 
     def hosts_of(self, queue: str) -> dict[str, int]:
         """The numbers of a queue's brokers, by name; empty if nothing is known."""
@@ -367,13 +359,14 @@ class BrokerRequests:
         place: the command's field that says where a part begins. count: the field that says how
         many rows are wanted in all. timeout: seconds for each part.
         """
-        return all_parts(command, place, count, lambda c: self._answer_to(c, timeout, broker))
+        return all_parts(command, place, count, lambda c: self.answer_to(c, timeout, broker))
 
-    def _answer_to(
+    def answer_to(
         self, command: commands.Command, timeout: float, broker: int | None = None,
         heard: Callable[[Answer], None] | None = None, undo: commands.Command | None = None,
     ) -> Answer:  # fmt: skip
-        """The answer, from the broker that has the queue now."""
+        """The answer, from the broker that has the queue now; its key `by` names that broker. undo:
+        sent if no answer comes, because the broker may still carry out the command."""
         checked(command)
         until = time.monotonic() + timeout
         tried: set[int] = set()

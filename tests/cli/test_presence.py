@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -155,7 +156,7 @@ def test_a_running_engine_that_does_not_answer(
 ) -> None:
     ensure_topics(kafka.bootstrap_servers, [vpn], [])
     at = ("--url", f"kafka://{kafka.bootstrap_servers}", "--vpn", vpn)
-    with open_kafka(kafka.bootstrap_servers, "engine") as transport:
+    with closing(open_kafka(kafka.bootstrap_servers, "engine")) as transport:
         topic = topics.topic(vpn, topics.ENGINE)
         send = partial(transport.command, topic, b"")
         heartbeat = EngineHeartbeat(send, tmp_path, 0.2)

@@ -12,7 +12,7 @@ from typing import Any
 import lakequeue
 import pytest
 from client.threaded import WAIT_S, Held, Threaded, connect, wait_for
-from lakequeue.client.session import requests as broker_requests
+from lakequeue.client.consumer import binding
 from lakequeue.protocol import ConfigError, NotConnected, Timeout, commands
 from rules.harness import Bench, drain, ids
 
@@ -121,7 +121,7 @@ def test_C3_a_consumer_whose_engine_did_not_answer_leaves_nothing(
 ) -> None:
     """The engine subscribes it after its client has given up, and the session lives on: no message
     may be leased to a consumer that does not exist."""
-    monkeypatch.setattr(broker_requests, "REQUEST_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(binding, "REQUEST_TIMEOUT_S", 0.2)
     bench = Threaded()
     bench.wire.lose_received = lambda record: True
     with pytest.raises(Timeout):

@@ -390,14 +390,14 @@ def test_a_silent_broker_or_vpn_does_not_affect_other_figures() -> None:
 
     def connect(vpn: str) -> Any:
         connection: Any = lakequeue.connect(url, vpn=vpn)
-        answer_to = connection._answer_to
+        answer_to = connection.answer_to
 
         def answer(command: Any, timeout: float, broker: int, *rest: Any) -> Any:
             if (vpn, broker) in fails:
                 raise lakequeue.Timeout("busy")
             return answer_to(command, timeout, broker, *rest)
 
-        connection._answer_to = answer
+        connection.answer_to = answer
         return connection
 
     first = lakequeue.connect(url, config=config)
