@@ -17,7 +17,7 @@ from ..client.values import content, delivery_ms
 from ..protocol.errors import NotConnected, Reason, Rejected, Timeout
 from .command_options import EngineCall, Number, call_options, option, pairs
 from .group import EXIT_FAILED, standard
-from .printing import note, say, say_json
+from .printing import console, note, say, say_json
 
 WINDOW = 1000
 ACK_SECONDS_MAX = 60.0
@@ -85,9 +85,12 @@ def publish(
     tally = Tally()
     with call.connect("publish") as connection:
         producer = connection.producer(window=WINDOW, **options)
+        payloads = messages(files, lines)
+        if files and not call.as_json:
+            payloads = _progress(payloads, files)
         try:
             started = time.monotonic()
-            for count, payload in enumerate(messages(files, lines)):
+            for count, payload in enumerate(payloads):
                 if rate is not None:
                     time.sleep(max(0.0, started + count / rate - time.monotonic()))
                 tally.sent(producer.send_async(queue, payload, **each))
@@ -225,3 +228,20 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
     for line in stream:
         if line := line.rstrip(b"\r\n"):
             yield line
+
+
+def _progress(payloads: Iterator[bytes], files: tuple[Path, ...]) -> Iterator[bytes]:
+    """The same payloads; on a terminal, with a progress bar."""
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
+        yield from payloads
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    total = sum(path.stat().st_size for path in files)
+    columns = (TextColumn("{task.fields[count]:,} sent"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=terminal, transient=True) as bar:
+        task = bar.add_task("publish", total=total, count=0)
+        for count, payload in enumerate(payloads, 1):
+            yield payload
+            bar.update(task, advance=len(payload) + 1, count=count)

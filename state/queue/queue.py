@@ -188,7 +188,7 @@ class Queue:
             rows = self._due_cold(min(at, now), now, budget)
             if not rows and at <= now:
                 rows = [self.live[heappop(self.deadlines)[1]]]
-                budget.take(1)
+                budget.take(rows[0].id not in found)  # it may be in the heap several times
             if not rows:
                 break
             found.update((row.id, row) for row in rows)

@@ -55,10 +55,13 @@ class World(FaultyHome):
             usage = rng.choice((None, 400))
             change = {"name": BRIDGE, "lanes": lanes, "max_spool_usage": usage}
             command = c.Bridge(definition=change, replace=False)
-        elif what < 0.4:
-            self.accounts.gone.add(ENDPOINT)
-            command = c.DeleteBridge(name=BRIDGE)
-        elif what < 0.7:
+        elif what < 0.6:
+            for _ in range(rng.choice((1, 4))):  # each time the endpoint has a higher number
+                self.accounts.gone.add(ENDPOINT)
+                self.admin.tell(broker, c.DeleteBridge(name=BRIDGE))
+                self.admin.tell(broker, c.Bridge(definition=near_end(carrier)))
+            return
+        elif what < 0.75:
             command = c.Bridge(definition=near_end(carrier))
         else:
             command = rng.choice((c.Bridges(), c.DescribeBridge(name=BRIDGE)))

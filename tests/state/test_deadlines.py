@@ -1,6 +1,7 @@
 """More due messages than a step or the live part takes: the work continues until all is done."""
 
 import pytest
+from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from rules.steps import define, delivered, described, subscribe
 
@@ -21,3 +22,16 @@ def test_L11_all_delayed_messages_due_together_are_delivered(limits: Limits, mes
     steps.run(publishes=[("orders", b"{}", later) for _ in range(messages)])
     assert described(steps)["delayed"] == messages
     assert len(delivered(steps.tick(1_000))) == messages
+
+
+def test_L10_X1_a_message_whose_lease_was_renewed_counts_once_for_the_budget() -> None:
+    """Each renewal adds the message's deadlines to the heap once more. A twin that was loaded since
+    has them once, and does the same."""
+    steps = TwinSteps(limits=Limits(due_rows=8, alone=1))
+    steps.run([define(lease_period="30s"), subscribe("a")])
+    steps.run(publishes=[("orders", b"{}", {"ttl_ms": 20_000}) for _ in range(8)])
+    for _ in range(3):
+        steps.run([c.Renew(queue="orders", subscription="a", ids="1-8")])
+    steps.check_marks()
+    steps.tick(20_000)
+    assert described(steps)["depth"] == 0
