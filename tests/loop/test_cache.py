@@ -243,17 +243,6 @@ def test_clean_pages_are_evicted_first_least_recently_used_before_others() -> No
     cache.writer.close()
 
 
-def test_a_page_that_is_being_written_is_read_from_the_cache() -> None:
-    below = State(pause_s=0.01)
-    cache = PageCache(below, 0)
-    for n in range(20):
-        cache.put("a", b"%d" % n)
-        cache.write_behind()
-        assert cache.get("a") == b"%d" % n
-    save(cache)
-    assert below.pages == {"a": b"19"}
-
-
 def test_a_failed_write_is_reported() -> None:
     below = State(fails="b")
     cache = PageCache(below, 0)

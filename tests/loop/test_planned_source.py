@@ -71,15 +71,6 @@ def test_new_and_recreated_topics_are_read_from_their_beginning() -> None:
     assert ranges_of({A: 30}, {A: 30, B: 0}) == {}
 
 
-def test_a_lower_end_offset_counts_only_once_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader = reader_of({A: 5}, monkeypatch)
-    start, limit = {"a": {"0": 30}}, ReadAllAvailable()
-    assert reader.latestOffset(start, limit) == start
-    monkeypatch.setattr(planned_source, "BEHIND_S", 0.0)
-    assert reader.latestOffset(start, limit) == {"a": {"0": 5}}
-    assert reader.latestOffset(start, ReadMaxRows(2)) == {"a": {"0": 2}}
-
-
 def test_a_partition_without_an_answer_keeps_its_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -134,18 +134,6 @@ def test_a_single_record_waits_for_a_step_or_two(others: int, size: int, before:
     raise AssertionError("it is not taken")
 
 
-def test_small_records_overtake_large_ones_of_another_partition() -> None:
-    """A step's real limits: 2,000 records, 4 MB."""
-    large, small = PLACES[:2]
-    waiting = ahead(2_000, 4_000_000)
-    waiting.put(large, items(large, [1_000_000] * 8))
-    waiting.put(small, items(small, [1_000] * 50))
-    found, _ = waiting.take()
-    assert len(found[small]) == 50
-    assert len(found[large]) == 4
-    assert [len(these) for these in waiting.take()[0].values()] == [4]
-
-
 def test_with_little_room_large_records_wait_and_small_ones_go_on() -> None:
     large, small = PLACES[:2]
     waiting = ahead(2_000, 4_000_000)

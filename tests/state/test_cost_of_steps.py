@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -219,6 +219,45 @@ def test_F1_F2_F3_a_steps_cost_does_not_grow_with_idle_consumers(
             cost_of_ack, _ = lines(steps, Batch(steps.command_records([ack])))
         cost.append(took + cost_of_ack)
     assert cost[1] <= cost[0] + 10, f"{cost} lines"
+
+
+def ranges(first: int, last: int, width: int = 0) -> str:
+    """Every second id, each to so many ids further on."""
+    return ",".join(f"{n}-{n + width}" if width else f"{n}" for n in range(first, last, 2))
+
+
+def sequences(numbers: range) -> list[Any]:
+    return [("orders", b"{}", {"producer": "p", "seq": n}) for n in numbers]
+
+
+# By name, of n: messages published before, ids acknowledged before, and the step that is counted.
+OF_MANY: dict[str, Callable[[int], tuple[list[Any], str, list[c.Command], list[Any]]]] = {
+    "P1 gaps in a producer's sequences":
+        lambda n: (sequences(range(2, 2 * n, 2)), "", [], sequences(range(2 * n - 1, 0, -2))),
+    "R6 ranges of a purge":
+        lambda n: ([("orders", b"{}")] * n, "",
+                   [c.Purge(queue="orders", ids=ranges(1, n * 10))], []),
+    "L9 early acks":
+        lambda n: ([], ranges(10 * n, 12 * n), [], [("orders", b"{}")] * n),
+    "L8 L13 ranges that reach over ids of another queue":
+        lambda n: ([("other", b"{}")] * n, "",
+                   [c.Ack(queue="orders", subscription="a", ids=ranges(1, 2 * n, 10**15))], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_MANY)
+def test_P1_R6_L9_L8_a_steps_cost_is_a_sum_and_no_product(name: str) -> None:
+    """Of messages and gaps, or of messages and ranges."""
+    cost, limits = [], replace(SMALL, command_rows=9_000, bulk_rows=9_000)
+    for n in (300, 600):
+        before, acked, commands, publishes = OF_MANY[name](n)
+        steps = Steps(checked=False, limits=limits)
+        wide = {"max_per_subscription_backlog": 5_000}
+        steps.run([define(**wide), define("other"), subscribe("a", 0)], before)
+        steps.run([c.Ack(queue="orders", subscription="a", ids=acked)] if acked else [])
+        records = steps.command_records(commands), steps.publish_records(publishes)
+        cost.append(lines(steps, Batch(*records))[0])
+    assert cost[1] <= 2.5 * cost[0], f"{cost} lines"
 
 
 def test_steps_create_no_reference_cycles() -> None:
