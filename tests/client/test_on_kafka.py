@@ -81,9 +81,9 @@ except KeyboardInterrupt:
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "ended\n"
-    assert process.wait(30) == 0
+    assert process.wait(PATIENCE_S) == 0
     heir = connection.consumer("signal", ack_mode="individual", max_backlog=10)
-    message = heir.receive(timeout=10)  # long before heartbeats would be missed
+    message = heir.receive(timeout=PATIENCE_S)  # long before heartbeats would be missed
     assert message.redelivered
     message.ack()
     heir.close()

@@ -32,7 +32,7 @@ from typing import Any
 import click
 import lakequeue
 import psutil
-from job.processes import UpProcess, until
+from job.processes import SLOWER, UpProcess, until
 from kombu.exceptions import OperationalError
 from lakequeue.lake import open_lake, trace
 from lakequeue.tasks.engine_link import Address, acquire, release
@@ -43,7 +43,7 @@ QUEUE = "celery-tasks"
 EARLIER_S = 0.1  # clocks: the engine's is Kafka's, in whole milliseconds
 PROCESSES = 2  # of each worker
 TRACED = 20
-TABLES_S = 90.0  # they lag by a few seconds
+TABLES_S = 90.0 * SLOWER  # they lag by a few seconds
 LATER = FAILING = 0.05  # the shares of tasks with a countdown, and of those that fail at first
 CONFIG = "queues: []\n"
 NO_HISTORY = ("--set", "lakequeue.history_interval_s=0")  # nothing here queries it
@@ -60,7 +60,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
         return
-    process.wait(10)
+    process.wait(60)
 
 
 class Application:
@@ -95,7 +95,7 @@ def stop(workers: list[subprocess.Popen[bytes]]) -> None:
             process.terminate()
     for process in workers:
         try:
-            assert process.wait(60) is not None
+            assert process.wait(60 * SLOWER) is not None
         finally:
             kill(process)
 

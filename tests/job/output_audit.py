@@ -30,8 +30,8 @@ from lakequeue.streaming.kafka.topics_admin import PARTITIONS
 
 UNTRIMMED = ("--set", "spark.sql.streaming.minBatchesToRetain=100000")
 SAID = (topics.DELIVERIES, topics.RECEIPTS, topics.JOURNAL, topics.REJECTED)
-READ_S_MAX = 60.0
-QUIET_S, QUIET_S_MAX = 2.5, 60.0
+READ_S_MAX = 180.0
+QUIET_S, QUIET_S_MAX = 2.5, 180.0
 
 Said = tuple[bytes | None, bytes | None, tuple[tuple[str, bytes], ...]]  # key, value, headers
 

@@ -181,7 +181,7 @@ def nothing_beyond_its_vpn(kafka: SecuredKafka) -> None:
     assert {t for t, code in refusals.items() if code == denied} >= {*written}
     consumer = Consumer({**settings, "group.id": "left"})
     for topic in ("right.deliveries", "right.receipts", "right.journal", "a.steps"):
-        error = consumer.list_topics(topic, timeout=20).topics[topic].error
+        error = consumer.list_topics(topic, timeout=90).topics[topic].error
         assert error is not None, topic
         assert error.code() == denied
     consumer.close()

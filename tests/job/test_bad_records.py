@@ -155,7 +155,7 @@ def test_each_bad_record_is_rejected_once_with_the_reason_and_counted(
         assert headers["lq-error"].decode().strip(), name
         assert kept == value or (not kept and not value), name
     assert not places, "nothing else is rejected"
-    until(lambda: malformed(job) == counted + len(sent), 10, "the counter moves")
+    until(lambda: malformed(job) == counted + len(sent), 30, "the counter moves")
     payload = NOISE(1000)
     producer.send("bad", payload).get(30)
     producer.close()

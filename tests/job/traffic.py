@@ -103,7 +103,7 @@ class Traffic:
     def finish_consuming(self) -> None:
         self._consuming.clear()
         for thread in self.threads[1:]:
-            thread.join(30)
+            thread.join(90)
         for connection in self.connections:
             connection.close()
 

@@ -60,7 +60,7 @@ class LoopOnKafka:
         transport.command("broker-0.control", b"", str(self.workers.index(worker)).encode())
         transport.flush(90)
         transport.close()
-        said, _ = worker.communicate(timeout=60)
+        said, _ = worker.communicate(timeout=180)
         return said
 
 

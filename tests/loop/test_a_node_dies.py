@@ -34,11 +34,11 @@ class Look:
 
     def leader_of_the_log(self) -> int:
         """The node whose death hurts most."""
-        return self._admin.list_topics(STEPS, timeout=20).topics[STEPS].partitions[0].leader
+        return self._admin.list_topics(STEPS, timeout=90).topics[STEPS].partitions[0].leader
 
     def whole(self) -> bool:
         """Whether every partition has three copies, all up to date."""
-        topics = self._admin.list_topics(timeout=20).topics.values()
+        topics = self._admin.list_topics(timeout=90).topics.values()
         return all(len(p.isrs) == 3 for t in topics for p in t.partitions.values())
 
 
@@ -58,7 +58,7 @@ def test_one_of_three_nodes_dies_and_comes_back(tmp_path: Path) -> None:
             until(lambda: answers(connection), 30, "the worker answers")
             connection.admin().define(QUEUE)
         look = Look(cluster)
-        until(look.whole, 20, "all topics have their copies")
+        until(look.whole, 60, "all topics have their copies")
         traffic = Traffic(place.url, SEED, "busy", per_second=6)
         traffic.goes_on(15, 60)
         victim = cluster.nodes[look.leader_of_the_log() - 1]

@@ -63,7 +63,7 @@ def keep(broker: EmbeddedKafka, topic: str, value: bytes) -> None:
     with closing(KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)) as admin:
         admin.create_topics([NewTopic(topic, num_partitions=1, replication_factor=1)])
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks="all")
-    producer.send(topic, value).get(timeout=20)
+    producer.send(topic, value).get(timeout=90)
     producer.close()
 
 
