@@ -6,7 +6,6 @@ The first broker keeps it (`keeper`), and sends each change to all others.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from contextlib import suppress
 
 import msgspec
 
@@ -14,12 +13,13 @@ from ..definitions.bridge import parse_bridge
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.mesh_messages import Entries, SaidEntry, SaidTopic
-from ..state.commands.administration import apply_definition, delete, shutdown
+from ..state.commands.administration import apply_definition, delete_withdrawn, shutdown
 from ..state.queue.broker import Broker
-from ..state.rules.routing import change_topics, forget_found, has_topic, set_topics
+from ..state.rules.routing import change_topics, forget_found, has_topic, set_topics, withdraw
 from . import credit, moves, stand_ins
 from .bridges import bridge_commands
 from .bridges.bridge_facts import BridgeFacts
+from .channel import ask_for_early
 from .facts import Entry, MeshFacts, Peer, entry_of, hosts_now
 
 _encode = msgspec.msgpack.encode
@@ -46,105 +46,125 @@ def set_brokers(
 
 
 def hear_entries(
-    broker: Broker, facts: MeshFacts, message: Entries, bridges: BridgeFacts
-) -> None:  # fmt: skip
-    """Apply the keeper's changes."""
+    broker: Broker, facts: MeshFacts, bridges: BridgeFacts, sender: int, message: Entries
+) -> None:
+    """Apply the keeper's changes. Changes that failed here come again, maybe after later ones: what
+    counts is the directory of now."""
+    is_late = message.edition <= facts.edition
+    if not is_late:
+        enter(broker, facts, message)
+    for one in message.entries:
+        if one.entry is None:
+            _delete(broker, facts, one.vpn, one.queue)
+        carry_out(broker, facts, bridges, one.vpn, one.queue)
+    topic = message.topic
+    if topic is not None and is_late:
+        carry_out(broker, facts, bridges, topic.vpn, topic.queue)
+    elif topic is not None:
+        change_topic(broker, topic)
+
+
+def enter(broker: Broker, facts: MeshFacts, message: Entries) -> None:
+    """Enter changes into the directory, which no definition can make fail. So it is the same at all
+    brokers, and messages about its edition need not wait for a broker that fails to do more."""
     set_brokers(broker, facts, message.brokers, message.groups)
     for one in message.entries:
         entry = None if one.entry is None else _entry.decode(one.entry)
-        apply_entry(broker, facts, bridges, one.vpn, one.queue, entry)
+        enter_entry(broker, facts, one.vpn, one.queue, entry)
     if message.topic is not None:
-        apply_topic(broker, facts, message.topic)
+        enter_topic(broker, facts, message.topic)
     facts.edition = message.edition
+    ask_for_early(broker, facts)
 
 
-def enter_only(broker: Broker, facts: MeshFacts, message: Entries) -> None:
-    """Enter changes that could not be applied because of an error; nothing else has changed. The
-    directory is the same at all brokers, and messages about its edition need not wait. A queue that
-    is hosted here is as before, until it is defined again; one that is to move here stays."""
-    set_brokers(broker, facts, message.brokers, message.groups)
-    for one in message.entries:
-        entries = facts.entries.setdefault(one.vpn, {})
-        if one.entry is None:
-            entries.pop(one.queue, None)
-        else:
-            with suppress(msgspec.DecodeError):  # it may be what failed
-                entries[one.queue] = entry = _entry.decode(one.entry)
-                moves.follow_failed(broker, facts, one.vpn, one.queue, entry)
-    topic = message.topic
-    changed = None if topic is None else entry_of(facts, topic.vpn, topic.queue)
-    if topic is not None and changed is not None:
-        _enter_topic(changed, topic)
-    facts.edition, facts.directory_changed = message.edition, True
-    forget_found(broker)
-
-
-def _enter_topic(entry: Entry, message: SaidTopic) -> bool:
-    """Change a queue's topic subscriptions in the directory. Whether the topic was there."""
-    is_there = has_topic(entry.topics, message.topic)
-    if is_there and message.is_gone:
-        del entry.topics[bisect_left(entry.topics, message.topic)]
-    elif not is_there and not message.is_gone:
-        insort(entry.topics, message.topic)
-    return is_there
-
-
-def apply_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
-    """Apply one change of a queue's topic subscriptions, also to the queue if it is hosted here."""
-    is_there = _enter_topic(facts.entries[message.vpn][message.queue], message)
-    queue = broker.find(message.vpn, message.queue)
-    if queue is not None:
-        if has_topic(queue.header.topics, message.topic) == message.is_gone:
-            gone, new = ([message.topic], []) if message.is_gone else ([], [message.topic])
-            change_topics(broker, queue, gone, new)
-        if is_there == message.is_gone:
-            event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
-            broker.event(event, message.vpn, message.queue, topic=message.topic)
-    facts.directory_changed = True
-    forget_found(broker)
-
-
-def apply_entry(
-    broker: Broker, facts: MeshFacts, bridges: BridgeFacts, vpn: str, name: str, entry: Entry | None
-) -> None:
-    """Apply a queue's entry, also to the queue if it is hosted here."""
-    own = broker.header.number
-    is_bridge = name.startswith(ENDPOINT_PREFIX)
-    if is_bridge and entry is None:
-        bridge_commands.end(broker, bridges, vpn, name.removeprefix(ENDPOINT_PREFIX))
-    elif entry is not None and entry.bridge is not None:
-        bridge = parse_bridge(entry.bridge)
-        bridge_commands.begin(broker, bridges, bridge, facts.brokers, entry.born)
-    here = broker.find(vpn, name)
+def enter_entry(
+    broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry | None
+) -> None:  # fmt: skip
+    """Enter a queue's new entry. None: it was deleted."""
+    known = entry_of(facts, vpn, name)
     if entry is None:
-        if here is not None and not is_bridge:
-            delete(broker, vpn, c.Delete(queue=name))
-        _forget(broker, facts, vpn, name)
         facts.entries.get(vpn, {}).pop(name, None)
+        _withdraw(broker, facts, vpn, name)
     else:
-        if not is_bridge and own in hosts_now(broker, facts, vpn, name, entry):
-            queue = apply_definition(broker, entry.definition)
-            set_topics(broker, queue, entry.topics)
-            header = queue.header
-            if (header.ingress, header.egress) != (entry.ingress, entry.egress):
-                command = c.Shutdown(queue=name, ingress=not entry.ingress, egress=not entry.egress)
-                shutdown(broker, queue, command)
-        known = entry_of(facts, vpn, name)
         if known is not None and (known.move, known.moves_to) == (entry.move, None):
             entry.moves_to = None  # called back here, and the keeper will know
         facts.entries.setdefault(vpn, {})[name] = entry
-        moves.follow(broker, facts, vpn, name, entry)
-        stand_ins.follow(broker, facts, vpn, name)
+        if entry.moves_to is None:
+            moves.expect_no_more(broker, facts, vpn, name)
     broker.vpn_number(vpn)
     facts.directory_changed = True
     forget_found(broker)
 
 
-def _forget(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
-    """Forget a deleted queue and the messages that waited for it (S7)."""
+def enter_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
+    """Enter one change of a queue's topic subscriptions."""
+    topics, topic = facts.entries[message.vpn][message.queue].topics, message.topic
+    is_there = has_topic(topics, topic)
+    if is_there and message.is_gone:
+        del topics[bisect_left(topics, topic)]
+    elif not is_there and not message.is_gone:
+        insort(topics, topic)
+    facts.directory_changed = True
+    forget_found(broker)
+
+
+def change_topic(broker: Broker, message: SaidTopic) -> None:
+    """Make an entered change of topic subscriptions at the queue, if it is hosted here."""
+    queue = broker.find(message.vpn, message.queue)
+    if queue is None or has_topic(queue.header.topics, message.topic) != message.is_gone:
+        return
+    gone, new = ([message.topic], []) if message.is_gone else ([], [message.topic])
+    change_topics(broker, queue, gone, new)
+    event = "topic_unsubscribed" if message.is_gone else "topic_subscribed"
+    broker.event(event, message.vpn, message.queue, topic=message.topic)
+
+
+def carry_out(
+    broker: Broker, facts: MeshFacts, bridges: BridgeFacts, vpn: str, name: str
+) -> None:  # fmt: skip
+    """Do what a queue's entry says, if the queue is hosted here, moves here, or has messages that
+    wait here."""
+    own, entry = broker.header.number, entry_of(facts, vpn, name)
+    if entry is None:
+        bridge = name.removeprefix(ENDPOINT_PREFIX)
+        if bridge != name and bridge in bridges.definitions.get(vpn, {}):
+            bridge_commands.end(broker, bridges, vpn, bridge)
+        _delete(broker, facts, vpn, name)
+        return
+    if entry.bridge is not None:
+        new = parse_bridge(entry.bridge)
+        bridge_commands.begin(broker, bridges, new, facts.brokers, entry.born)
+    elif own in hosts_now(broker, facts, vpn, name, entry):
+        queue = apply_definition(broker, entry.definition)
+        set_topics(broker, queue, entry.topics)
+        header = queue.header
+        if (header.ingress, header.egress) != (entry.ingress, entry.egress):
+            command = c.Shutdown(queue=name, ingress=not entry.ingress, egress=not entry.egress)
+            shutdown(broker, queue, command)
+    if entry.moves_to == own:
+        moves.expect(broker, facts, vpn, name, entry)
+    stand_ins.follow(broker, facts, vpn, name)
+    forget_found(broker)
+
+
+def _withdraw(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
+    """Let nothing find a deleted queue any more, nor the messages that wait for it (S7)."""
     credit.forget(facts, vpn, name)
-    queue = stand_ins.find(broker, vpn, name)
-    if queue is not None:
-        del facts.lanes[queue.number]
-        facts.retries.pop(queue.number, None)
-        delete(broker, vpn, c.Delete(queue=queue.definition.name))
+    here = None if name.startswith(ENDPOINT_PREFIX) else broker.find(vpn, name)
+    for queue in (here, stand_ins.find(broker, vpn, name)):
+        if queue is not None:
+            facts.lanes.pop(queue.number, None)
+            facts.retries.pop(queue.number, None)
+            withdraw(broker, queue)
+            queue.header.deleted = True
+            broker.touch(queue)
+            facts.withdrawn.append(queue.number)
+
+
+def _delete(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
+    """Delete what was withdrawn under this name."""
+    for queue in [broker.queues[number] for number in facts.withdrawn]:
+        was = queue.header.stands_for or queue.definition.name
+        if (queue.definition.vpn, was) == (vpn, name):
+            delete_withdrawn(broker, queue)
+            facts.withdrawn.remove(queue.number)

@@ -102,7 +102,8 @@ class MeshFacts(msgspec.Struct):
 
     brokers: the home's, by name; entries: VPN → name → queue; lanes: by the stand-in's number;
     retries: when each refused lane is tried again; edition: of the directory as known here;
-    removed: numbers of brokers that left the home, whose records may come again.
+    removed: numbers of brokers that left the home, whose records may come again; failed: records
+    that failed here, by what they are about: sender, kind, body (`failures`).
     """
 
     brokers: dict[str, int] = {}
@@ -115,6 +116,8 @@ class MeshFacts(msgspec.Struct):
     edition: int = 0
     waiting: list[WaitingAnswer] = []
     removed: list[int] = []
+    failed: dict[str, list[tuple[int, str, bytes]]] = {}
+    withdrawn: list[int] = []  # the numbers of queues that are deleted in the same step, or later
     credits_changed: bool = False  # since the last mark
     directory_changed: bool = False  # the same
     # Moving queues, by "vpn/queue" (`moves`):

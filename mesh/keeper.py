@@ -35,7 +35,7 @@ from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import has_topic
 from .bridges.bridge_facts import BridgeFacts
 from .channel import say
-from .directory import apply_entry, apply_topic, wire_entry
+from .directory import carry_out, change_topic, enter_entry, enter_topic, wire_entry
 from .facts import (
     Entry,
     MeshFacts,
@@ -255,7 +255,8 @@ class Keeper:
         facts.edition += 1
         # First: what this broker says when it applies the change waits there for the change.
         self._tell([wire_entry(vpn, name, entry)], None, command, result)
-        apply_entry(broker, facts, self._bridges, vpn, name, entry)
+        enter_entry(broker, facts, vpn, name, entry)
+        carry_out(broker, facts, self._bridges, vpn, name)
         if self._placed is not None:
             self._placed.change(vpn, name, before, entry)
         self._emit_entry(vpn, name, entry)
@@ -264,7 +265,8 @@ class Keeper:
         self, message: SaidTopic, command: c.Command, result: bool | None = None
     ) -> None:
         """Like `_change`, for one topic subscription of a queue that may have thousands."""
-        apply_topic(self._broker, self._facts, message)
+        enter_topic(self._broker, self._facts, message)
+        change_topic(self._broker, message)
         self._facts.edition += 1
         self._tell([], message, command, result)
 

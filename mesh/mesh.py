@@ -54,7 +54,7 @@ from ..state.queue.queue import Queue
 from ..state.rules.routing import has_topic
 from ..state.storage.blocks import Content
 from ..state.storage.row import NEVER, Row
-from . import channel, credit, directory, handover, in_transit_commands, moves, stand_ins
+from . import channel, credit, directory, failures, handover, in_transit_commands, moves, stand_ins
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import forward_all, receipt, say_home, set_connection_state, with_messages
@@ -66,7 +66,8 @@ from .routes import Routes
 
 Commands = dict[type, Callable[[str, Any], Any]]
 
-OWN = "#own"  # instead of a topic: the records of a broker to itself
+# Instead of a topic: the records of a broker to itself, and records that failed earlier.
+OWN, KEPT = "#own", "#kept"
 
 
 class Mesh(Routes):
@@ -95,7 +96,7 @@ class Mesh(Routes):
             HandOver.kind: partial(handover.handed_over, broker, facts),
             Answer.kind: partial(stand_ins.answered, broker, facts),
             Room.kind: partial(credit.hear_room, broker, facts),
-            Entries.kind: self._hear_entries,
+            Entries.kind: partial(directory.hear_entries, broker, facts, bridges),
             Heard.kind: lambda sender, message: None,
             Forward.kind: self._forwarded,
             Come.kind: partial(moves.may_come, broker, facts),
@@ -103,16 +104,7 @@ class Mesh(Routes):
             BridgeSend.kind: self._brought,
             BridgeReceipt.kind: self._answered,
         }
-        self.failures: dict[str, Callable[[int, Any], None]] = {
-            HandOver.kind: partial(handover.failed, broker, facts),
-            Entries.kind: self._entries_failed,
-            BridgeSend.kind: lambda sender, sent: self.say(
-                sender, far_end.across_failed(bridges, sent)
-            ),
-        }
-        for (vpn, _), entry in facts.queues():
-            if entry.bridge is not None:  # a broker that is loaded knows them already
-                bridges.definitions.setdefault(vpn, {})[entry.bridge["name"]] = entry.bridge
+        self._kept: list[HeardMessage] = []  # records that failed earlier, to be read in this step
 
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
@@ -128,7 +120,7 @@ class Mesh(Routes):
     @property
     def commands(self) -> Commands:
         """See `MeshInterface`."""
-        return self._of_home if self.has_met else self._alone
+        return self._of_home if self.keeps_directory else self._alone
 
     @property
     def brokers(self) -> tuple[str, ...]:
@@ -139,11 +131,6 @@ class Mesh(Routes):
     def groups(self) -> Mapping[str, str]:
         """The group of each broker that is in one."""
         return self.facts.groups
-
-    @property
-    def keeps_directory(self) -> bool:
-        """See `MeshInterface`."""
-        return self.has_met
 
     @property
     def _is_alone(self) -> bool:
@@ -157,11 +144,14 @@ class Mesh(Routes):
         facts = self.facts
         if self._is_alone and not records.topics:
             return
+        kept, self._kept = self._kept, []
+        for at, one in enumerate(kept):
+            position = KEPT, 0, at
+            self._hear_record(position, None, None, skipped.get(position, ""), one)
         positions = zip(records.topics, records.partitions, records.offsets, strict=True)
         for position, key, value in zip(positions, records.keys, records.values, strict=True):
             self._hear_record(position, key, value, skipped.get(position, ""))
-        own = channel.take_own(self._broker, facts)
-        for sent in own:
+        for sent in channel.take_own(self._broker, facts):
             position = OWN, 0, sent.number
             self._hear_record(position, None, sent.body, skipped.get(position, ""), sent)
         self._broker.at = None
@@ -170,10 +160,10 @@ class Mesh(Routes):
 
     def _hear_record(
         self, position: RecordPosition, key: bytes | None, value: bytes | None, failed: str,
-        own: Sent | None = None,
+        own: Sent | HeardMessage | None = None,
     ) -> None:  # fmt: skip
-        """Handle one record. failed: why it must be skipped, or empty. A record of this home's
-        brokers that fails is answered, so that no message stays in transit for ever."""
+        """Handle one record. failed: why it must be skipped, or empty; own: what this broker said
+        to itself, or kept."""
         broker = self._broker
         broker.at = position
         vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
@@ -191,17 +181,23 @@ class Mesh(Routes):
                 heard = self._read(vpn, value, own)
                 if heard is not None and failed:
                     raise ValueError(f"it failed: {failed}")
-                if heard is not None:
+                if heard is not None and failures.must_wait(self.facts, heard.message):
+                    failures.keep(self.facts, heard)
+                elif heard is not None:
                     self.handlers[heard.message.kind](heard.sender, heard.message)
         except (LakequeueError, ValueError) as error:
             broker.event(event, vpn, why=str(error))
             reject_record(broker, vpn, *position, key, value, str(error))
-            if heard is not None and heard.message.kind in self.failures:
-                self.failures[heard.message.kind](heard.sender, heard.message)
+            if heard is not None:
+                failures.handle(broker, self.facts, self.bridges, heard, error)
 
-    def _read(self, vpn: str, value: bytes | None, own: Sent | None) -> HeardMessage | None:
+    def _read(
+        self, vpn: str, value: bytes | None, own: Sent | HeardMessage | None
+    ) -> HeardMessage | None:  # fmt: skip
         if own is None:
             return channel.hear(self._broker, self.facts, vpn, value)
+        if isinstance(own, HeardMessage):
+            return own
         number = self._broker.header.number
         return HeardMessage(number, self._repeat(number, own, Budget(len(own.ids))))
 
@@ -249,14 +245,6 @@ class Mesh(Routes):
         """See `MeshInterface`."""
         stand_ins.send(self._broker, self.facts, queue, subscription, rows, contents)
 
-    def _hear_entries(self, sender: int, message: Entries) -> None:
-        directory.hear_entries(self._broker, self.facts, message, self.bridges)
-        channel.ask_for_early(self._broker, self.facts)
-
-    def _entries_failed(self, sender: int, message: Entries) -> None:
-        directory.enter_only(self._broker, self.facts, message)
-        channel.ask_for_early(self._broker, self.facts)
-
     def say(self, to: int, message: MeshMessage) -> None:
         """Send a message to another broker."""
         channel.say(self._broker, self.facts, to, message)
@@ -265,7 +253,7 @@ class Mesh(Routes):
 
     def _peers(self, vpn: str, command: c.Peers) -> None:
         """Set the home's brokers."""
-        if len(command.brokers) > 1 or self.has_met:
+        if len(command.brokers) > 1 or self.keeps_directory:
             directory.set_brokers(self._broker, self.facts, command.brokers, command.groups)
 
     def kept(self, carry_out: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
@@ -292,7 +280,7 @@ class Mesh(Routes):
     def _move(self, vpn: str, command: c.MoveQueue) -> Any:
         """Move a queue. Moving it to where it is calls back a move that has not begun."""
         broker, facts, own = self._broker, self.facts, self._broker.header.number
-        if not self.has_met:
+        if not self.keeps_directory:
             queue = broker.find(vpn, command.queue)
             if queue is None:
                 raise no_such_queue(command.queue, vpn)
@@ -368,7 +356,7 @@ class Mesh(Routes):
 
     def _bridge(self, vpn: str, command: c.Bridge) -> Any:
         """Define a bridge. With other brokers, the keeper of the directory does it."""
-        if not self.has_met:
+        if not self.keeps_directory:
             new = bridge_commands.check_definition(self._broker, self.bridges, vpn, command)
             bridge_commands.begin(self._broker, self.bridges, new, self.facts.brokers)
             return None
@@ -388,7 +376,7 @@ class Mesh(Routes):
         """Delete a bridge. Its carrier counts what waits, and the keeper of the directory deletes
         it."""
         carrier = bridge_commands.find(self.bridges, vpn, command.name).carrier
-        if not self.has_met:
+        if not self.keeps_directory:
             return bridge_commands.end(self._broker, self.bridges, vpn, command.name)
         if command.waited is None and carrier != self._broker.header.name:
             self.forward(vpn, command, self.facts.brokers[carrier])
@@ -407,13 +395,14 @@ class Mesh(Routes):
     def _describe_bridge(self, vpn: str, command: c.DescribeBridge) -> Any:
         """Describe a bridge, at its carrier."""
         carrier = bridge_commands.find(self.bridges, vpn, command.name).carrier
-        if self.has_met and carrier != self._broker.header.name:
+        if self.keeps_directory and carrier != self._broker.header.name:
             self.forward(vpn, command, self.facts.brokers[carrier])
             return LATER
         return bridge_commands.describe_bridge(self._broker, self.bridges, vpn, command)
 
     def engine_begins(self) -> None:
         """See `MeshInterface`."""
+        self._kept += failures.take_kept(self.facts)
         bridge_commands.publish_ends(self._broker, self.bridges)
         self._keeper.publish_directory()
 

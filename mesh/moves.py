@@ -37,7 +37,7 @@ from ..state.queue.header import QueueHeader, Subscription, Task, note_entered
 from ..state.queue.queue import Queue
 from ..state.queue.table import Event
 from ..state.rules.command_targets import wanted
-from ..state.rules.routing import add_route, forget_found, set_topics, withdraw
+from ..state.rules.routing import add_route, captures, forget_found, set_topics, withdraw
 from ..state.storage.row import DELAYED, NEVER, READY, Row
 from . import stand_ins
 from .channel import say
@@ -54,26 +54,6 @@ BYTES_IN_TRANSIT = 8 * PART_BYTES
 _whole = msgspec.msgpack.Decoder(tuple[QueueHeader, list[list[int]]])  # and its early acks
 
 
-def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Go on with a queue's move here, after its entry in the directory changed."""
-    if entry.moves_to is None:
-        _expect_no_more(broker, facts, key_of(vpn, name))
-    elif entry.moves_to == broker.header.number:
-        _expect(broker, facts, vpn, name, entry)
-
-
-def follow_failed(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
-    """Like `follow`, for a change that this broker failed to apply: a queue that is to move here
-    stays where it is."""
-    key, own = key_of(vpn, name), broker.header
-    is_here = key in facts.arriving or broker.find(vpn, name) is not None
-    if entry.moves_to is None:
-        _expect_no_more(broker, facts, key)
-    elif entry.moves_to == own.number and not is_here:
-        why = f"queue {name!r}: stays, broker {own.name!r} cannot take it, see its log"
-        _end_move(broker, facts, vpn, name, entry, why)
-
-
 def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
     """Tell the keeper that a move has ended."""
     say(broker, facts, keeper_of(facts), message)
@@ -82,7 +62,7 @@ def _report(broker: Broker, facts: MeshFacts, message: HasMoved) -> None:
 # ---------------------------------------------------------------- the new host
 
 
-def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
+def expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry) -> None:
     """Prepare for a queue that is to move here."""
     key = key_of(vpn, name)
     if key in facts.arriving:
@@ -102,9 +82,9 @@ def _expect(broker: Broker, facts: MeshFacts, vpn: str, name: str, entry: Entry)
     say(broker, facts, entry.hosts[0], Come(vpn, name, entry.move, max(room, 0)))
 
 
-def _expect_no_more(broker: Broker, facts: MeshFacts, key: str) -> None:
+def expect_no_more(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
     """Drop a queue whose move here was called off before messages came."""
-    number = facts.arriving.pop(key, None)
+    number = facts.arriving.pop(key_of(vpn, name), None)
     if number is not None:
         broker.drop_queue(broker.queues[number])
 
@@ -176,6 +156,18 @@ def _end_move(
     _report(broker, facts, HasMoved(vpn, name, entry.move, why))
 
 
+def failed(broker: Broker, facts: MeshFacts, vpn: str, name: str, move: int) -> None:
+    """End a move if it failed here before it began: the queue stays where it is."""
+    key, entry = key_of(vpn, name), entry_of(facts, vpn, name)
+    if entry is None or (entry.move, entry.moves_to is None) != (move, False):
+        return
+    has_begun = key in facts.leaving or key in facts.arriving
+    if not has_begun and hosts_now(broker, facts, vpn, name, entry) == entry.hosts:
+        own = broker.header.name
+        why = f"queue {name!r}: stays, its move failed at broker {own!r}, see its log"
+        _end_move(broker, facts, vpn, name, entry, why)
+
+
 def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:
     """Let a queue leave for the other broker, which is ready for it."""
     vpn, name = message.vpn, message.queue
@@ -185,7 +177,7 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     if key in facts.leaving:
         return
     peer = facts.peers[sender]
-    why = _obstacle(queue, peer.name, message.room)
+    why = _obstacle(broker, queue, peer.name, message.room)
     if queue is None or why:
         _end_move(broker, facts, vpn, name, entry, why)
         return
@@ -196,14 +188,17 @@ def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> No
     begin(broker, queue, c.MoveQueue(queue=name, broker=peer.name), bounded=False)
 
 
-def _obstacle(queue: Queue | None, to: str, room: int) -> str:
+def _obstacle(broker: Broker, queue: Queue | None, to: str, room: int) -> str:
     """Why a queue cannot move; empty if it can. None: its broker failed to make it."""
     if queue is None:
         return "the queue could not be made where it is, see the broker's log; define it again"
-    header, name = queue.header, queue.definition.name
+    header, vpn, name = queue.header, queue.definition.vpn, queue.definition.name
+    # Of a topic that Kafka has, a record may come while the queue leaves.
+    topics = broker.header.captured or ()
     if header.faulted:
         return f"queue {name!r}: failed ({header.faulted}); define it again"
-    if header.reads_plain:  # only at rest is it known where each reader stopped (M5)
+    # Only at rest is it known where each reader stopped (M5).
+    if header.reads_plain or any(captures(broker, vpn, queue, topic) for topic in topics):
         return f"queue {name!r}: takes records of plain Kafka topics; {AT_REST}"
     if header.bytes > room:
         return f"queue {name!r}: has {header.bytes} bytes, broker {to!r} has room for {room}"

@@ -29,7 +29,7 @@ from ..state.queue.queue import Queue
 from ..state.storage.store import DictStore
 from .bridges.bridge_facts import BridgeFacts, check_no_bridge
 from .credit import forget_all
-from .directory import apply_entry
+from .directory import carry_out
 from .facts import Peer, entry_of
 from .home_change import (
     HomeChange,
@@ -202,6 +202,10 @@ class _Rehoming:
         facts.entries, facts.directory_changed = {}, True
         for (vpn, name), entry in self._entries.items():
             facts.entries.setdefault(vpn, {})[name] = entry
+            if entry.bridge is not None:
+                assert isinstance(broker.mesh, Mesh)
+                known = broker.mesh.bridges.definitions.setdefault(vpn, {})
+                known[entry.bridge["name"]] = entry.bridge
             queue = broker.find(vpn, name)
             if queue is not None and len(entry.hosts) > 1:  # send its consumers' room to the hosts
                 queue.wanted = True
@@ -221,7 +225,7 @@ class _Rehoming:
             found = broker.find(vpn, name)
             if found is None:
                 if broker.header.number in entry.hosts and entry.bridge is None:
-                    apply_entry(broker, facts, BridgeFacts(), vpn, name, entry)
+                    carry_out(broker, facts, BridgeFacts(), vpn, name)
             elif found.header.definition != entry.definition:
                 found.header.definition = entry.definition
                 broker.touch(found)

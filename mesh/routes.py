@@ -39,9 +39,9 @@ class Routes(MeshInterface):
         self._tables: dict[str, _HomeTable] = {}  # by VPN
 
     @property
-    def has_met(self) -> bool:
-        """Whether it knows other brokers of its home: since the engine named them (`Peers`) or one
-        of them wrote to it. So a replay learns of them in the same step."""
+    def keeps_directory(self) -> bool:
+        """See `MeshInterface`. It does so with other brokers, since the engine named them (`Peers`)
+        or one of them wrote to it. So a replay learns of them in the same step."""
         facts = self.facts
         return bool(facts.brokers) or bool(facts.peers.keys() - {self._broker.header.number})
 
@@ -84,24 +84,25 @@ class Routes(MeshInterface):
         capturing queue, unless an earlier reader of that queue had the record. Bridges do not carry
         plain records."""
         own = [queue for queue in own if not queue.header.stands_for]
-        if not self.has_met:
+        if not self.keeps_directory:
             return own
         table = self._table(vpn)
         names = {table.listed[at][0] for at in table.captured.find(topic)}
         by_name = {queue.definition.name: queue for queue in own}
-        read = {
-            name: q for name, q in by_name.items() if name in names and self.reads(q, partition)
-        }
-        entries = self.facts.entries.get(vpn, {})
+        entries, number = self.facts.entries.get(vpn, {}), self._broker.header.number
+        read = [name for name, q in by_name.items() if name in names and self.reads(q, partition)]
+        owners = {name: entries[name].definition.initial_owner for name in read}
+        # Those of another owner go on to it (H4, M6).
+        cross = [
+            name for name in read if self.facts.brokers.get(owners[name] or "", number) != number
+        ]
         first = min(names, key=lambda name: (entries[name].made, name), default=None)
-        if first not in read:
-            return list(read.values())
-        listening = [table.listed[at] for at in sorted(table.subscribed.find(topic))]
-        rest = [
-            (name, entry) for name, entry in listening if name not in names and not entry.bridge
-        ]  # fmt: skip
-        mine = [by_name[name] for name, _ in rest if name in by_name]
-        return [*read.values(), *self._stored_here(vpn, rest, mine)]
+        if first in read:
+            listening = [table.listed[at][0] for at in sorted(table.subscribed.find(topic))]
+            cross += [name for name in listening if name not in names and not entries[name].bridge]
+        mine = [by_name[name] for name in cross if name in by_name and name not in read]
+        there = self._stored_here(vpn, [(name, entries[name]) for name in cross], mine)
+        return [*(by_name[name] for name in read if name not in cross), *there]
 
     def reads(self, queue: Queue, partition: int) -> bool:
         """See `MeshInterface`."""
@@ -109,9 +110,8 @@ class Routes(MeshInterface):
         entry = entry_of(facts, *key)
         if entry is None:
             return True
-        owner, hosts = entry.definition.initial_owner, hosts_now(self._broker, facts, *key, entry)
-        reader = hosts[partition % len(hosts)] if owner is None else facts.brokers[owner]
-        return reader == self._broker.header.number
+        hosts = hosts_now(self._broker, facts, *key, entry)
+        return hosts[partition % len(hosts)] == self._broker.header.number
 
     def _table(self, vpn: str) -> _HomeTable:
         table = self._tables.get(vpn)

@@ -239,6 +239,11 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> None:
     if queue is None:
         raise no_such_queue(command.queue, vpn)
     withdraw(broker, queue)
+    delete_withdrawn(broker, queue)
+
+
+def delete_withdrawn(broker: Broker, queue: Queue) -> None:
+    """Delete a queue that nothing finds any more."""
     cancel_all(broker, queue)
     _tell_consumers(broker, queue)
     queue.header.deleted = True
@@ -247,7 +252,7 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> None:
     broker.queue_event(queue, "deleted")
     begin(broker, queue, c.Delete(queue=queue.definition.name), bounded=False)
     if not queue.header.stands_for:
-        _emit_entry(broker, vpn, command.queue, "")
+        _emit_entry(broker, queue.definition.vpn, queue.definition.name, "")
 
 
 def _tell_consumers(broker: Broker, queue: Queue) -> None:

@@ -97,7 +97,7 @@ def _decoded(
         denied = isinstance(error, PermissionDenied)
         reason = Reason.PERMISSION_DENIED if denied else Reason.MALFORMED
         reject_record(broker, vpn, *position, key, value, str(error), reason)
-        _answer_malformed(broker, vpn, value, error)
+        answer_malformed(broker, vpn, value, error)
         broker.in_vain()
         return None
     if not _note_beginning(broker, ENGINE if of_engine else vpn, command):
@@ -157,7 +157,7 @@ def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
             )
 
 
-def _answer_malformed(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
+def answer_malformed(broker: Broker, vpn: str, value: bytes | None, error: Exception) -> None:
     """Answer the sender of a malformed command, if the record says where."""
     kind, _ = kind_and_problems(error)
     to = c.reply_of(command_of(value))

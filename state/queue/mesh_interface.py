@@ -48,7 +48,7 @@ class MeshInterface:
 
     def engine_begins(self) -> None:
         """Write into the directory again which ends of bridges are here, for the engine, and which
-        queues have several hosts, for clients."""
+        queues have several hosts, for clients. Read records again that failed."""
 
     def hear(self, records: Records, skipped: Mapping[tuple[str, int, int], str]) -> None:
         """Read records from other brokers."""

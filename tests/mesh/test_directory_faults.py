@@ -101,20 +101,20 @@ BAD = {"max_message_size": 7_777}
 @pytest.fixture
 def _fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bug: only the keeper can apply this definition, and this topic."""
-    apply_entry, apply_topic = directory.apply_entry, directory.apply_topic
+    carry_out, change_topic = directory.carry_out, directory.change_topic
 
-    def entry(*given: Any) -> None:
-        apply_entry(*given)
-        if given[-1] is not None and given[-1].definition.max_message_size == 7_777:
+    def entry(broker: Any, facts: Any, bridges: Any, vpn: str, name: str) -> None:
+        carry_out(broker, facts, bridges, vpn, name)
+        if facts.entries[vpn][name].definition.max_message_size == 7_777:
             raise RuntimeError("a bug")
 
-    def topic(broker: Any, facts: Any, message: Any) -> None:
-        apply_topic(broker, facts, message)
+    def topic(broker: Any, message: Any) -> None:
+        change_topic(broker, message)
         if message.topic == "t/bad":
             raise RuntimeError("a bug")
 
-    monkeypatch.setattr(directory, "apply_entry", entry)
-    monkeypatch.setattr(directory, "apply_topic", topic)
+    monkeypatch.setattr(directory, "carry_out", entry)
+    monkeypatch.setattr(directory, "change_topic", topic)
 
 
 @pytest.mark.usefixtures("_fails")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from lakequeue.mesh import directory, handover, moves, stand_ins
-from lakequeue.mesh.facts import load_facts
+from lakequeue.mesh.facts import Entry, load_facts
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
@@ -289,21 +290,28 @@ def test_M5_a_message_that_fails_at_the_new_host_dies_and_the_queue_moves(
     assert mesh.found("c") == [n for n in range(12) if n not in (5, 7)]
 
 
+def fail_to_carry_out(
+    monkeypatch: pytest.MonkeyPatch, broker: str, fails: Callable[[Entry], bool]
+) -> None:
+    """A bug: this broker cannot carry out such entries."""
+    carry_out = directory.carry_out
+
+    def failing(own: Any, facts: Any, bridges: Any, vpn: str, name: str) -> None:
+        if own.header.name == broker and fails(facts.entries[vpn][name]):
+            raise RuntimeError("a bug")
+        carry_out(own, facts, bridges, vpn, name)
+
+    monkeypatch.setattr(directory, "carry_out", failing)
+
+
 def test_M5_a_queue_stays_if_its_new_host_cannot_prepare_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The caller gets an answer, and the queue can move elsewhere, and there later."""
     mesh = Filled(monkeypatch)
-    apply_entry = directory.apply_entry
-
-    def fails(broker: Any, *rest: Any) -> None:
-        if broker.header.name == "c" and rest[-1].moves_to == broker.header.number:
-            raise RuntimeError("a bug")
-        apply_entry(broker, *rest)
-
     with monkeypatch.context() as planted:
-        planted.setattr(directory, "apply_entry", fails)
-        with pytest.raises(LakequeueError, match=r"^queue 'q': stays, broker 'c' cannot take it"):
+        fail_to_carry_out(planted, "c", lambda entry: entry.moves_to == 2)
+        with pytest.raises(LakequeueError, match=r"^queue 'q': stays, its move failed at broker"):
             mesh.admin.move_queue("q", "c")
         assert mesh.where()["q"] == "b"
         mesh.admin.move_queue("q", "a")
@@ -317,14 +325,7 @@ def test_M5_a_called_back_queue_is_dropped_where_the_call_back_fails(
     monkeypatch: pytest.MonkeyPatch, network: Network
 ) -> None:
     mesh = Filled(monkeypatch)
-    apply_entry = directory.apply_entry
-
-    def fails(broker: Any, *rest: Any) -> None:
-        if broker.header.name == "c" and rest[-1].definition.max_cancels == 77:
-            raise RuntimeError("a bug")
-        apply_entry(broker, *rest)
-
-    monkeypatch.setattr(directory, "apply_entry", fails)
+    fail_to_carry_out(monkeypatch, "c", lambda entry: entry.definition.max_cancels == 77)
     network.lose("come", times=100)
     moved = mesh.move("q", "c")
     mesh.change("q", max_cancels=77)
@@ -340,14 +341,7 @@ def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mesh = Mesh()
-    apply_entry = directory.apply_entry
-
-    def fails(broker: Any, facts: Any, bridges: Any, vpn: str, name: str, entry: Any) -> None:
-        if broker.header.name == "b" and entry.definition.max_message_size == 77:
-            raise RuntimeError("a bug")
-        apply_entry(broker, facts, bridges, vpn, name, entry)
-
-    monkeypatch.setattr(directory, "apply_entry", fails)
+    fail_to_carry_out(monkeypatch, "b", lambda entry: entry.definition.max_message_size == 77)
     mesh.admin.define(local("q", "b", max_message_size=77))
     with pytest.raises(LakequeueError, match="could not be made where it is"):
         mesh.admin.move_queue("q", "c")

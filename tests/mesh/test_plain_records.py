@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LakequeueError
+from lakequeue.protocol import commands as c
 from rules.mesh import Mesh, local, numbers, shared
 
 
@@ -51,6 +52,27 @@ def test_M5_each_partition_of_a_distributed_queue_has_one_reader() -> None:
     assert home.found("all") == home.found("listens") == list(range(9))
 
 
+def test_M5_H4_a_new_initial_owner_changes_no_reader() -> None:
+    """Each broker has read the topic up to another record. The records still start with the
+    owner."""
+    home = Home(shared("q", type="GroupLocalQueue", initial_owner="b", underlying_topic="t"))
+
+    def readers() -> list[str]:
+        return [
+            name for partition in range(6) for name in home.brokers
+            if home.state(name).mesh.reads(home.state(name).find("default", "q"), partition)
+        ]  # fmt: skip
+
+    for n, owner in enumerate("bc"):
+        home.admin.define({"name": "q", "initial_owner": owner})
+        assert readers() == list("abcabc")
+        for partition in range(6):
+            home.record("t", 10 * n + partition, partition)
+    home.advance("1s")
+    assert home.depths("q") == [0, 6, 6]
+    assert home.found("q") == [*range(6), *range(10, 16)]
+
+
 def test_M5_a_capturing_queue_moves_at_rest() -> None:
     home = Home(local("q", "a", underlying_topic="t"))
     home.admin.move_queue("q", "b")
@@ -60,6 +82,15 @@ def test_M5_a_capturing_queue_moves_at_rest() -> None:
         home.admin.move_queue("q", "c")
     home.record("t", 2)
     assert home.found("q") == [1, 2]
+
+
+def test_M5_a_queue_whose_topic_exists_moves_at_rest() -> None:
+    """A record that comes while it leaves would be read twice, or by nobody."""
+    home = Home(local("q", "a", underlying_topic="t"))
+    exist = c.encode_command(c.ExistingTopics(topics=["t"]))
+    home.engine.instruct("default", exist, "a")
+    with pytest.raises(LakequeueError, match=r"moves only while the home rests .*--pause"):
+        home.admin.move_queue("q", "b")
 
 
 def test_M5_S7_a_subscription_gets_plain_records_while_a_queue_captures_them() -> None:

@@ -38,12 +38,14 @@ class Net:
         chance = self.rng.random()
         return 0 if chance < self.lost else 2 if chance > 1 - self.twice else 1
 
-    def command(self, broker: int, command: c.Command) -> None:
-        """A command to a broker. Clients' producers are idempotent, and `Returned` relies on it."""
+    def command(self, broker: int, command: c.Command) -> int:
+        """A command to a broker; returns how often it arrives. Clients' producers are idempotent,
+        and `Returned` relies on it."""
         place = topics.topic(VPN, topics.COMMANDS), topics.commands_partition(broker)
-        most = 1 if isinstance(command, c.Returned) else 2
-        for _ in range(min(self.copies(), most)):
+        copies = min(self.copies(), 1 if isinstance(command, c.Returned) else 2)
+        for _ in range(copies):
             self.kafka.append(place, c.encode_command(command))
+        return copies
 
 
 class Producer:
@@ -302,20 +304,20 @@ class Consumer:
 
 
 class Admin:
-    """Gives commands to brokers, and reads the answers."""
+    """Gives commands to brokers, and reads the answers. asked: the commands without one."""
 
     def __init__(self, inbox: int, net: Net) -> None:
         self.inbox, self._net = inbox, net
         self._requests = self._read = 0
-        self._asked: dict[str, tuple[int, c.Command]] = {}
+        self.asked: dict[str, tuple[int, c.Command]] = {}
 
     def tell(self, broker: int, command: c.Command) -> str:
         """Give a command. Returns the name of its answer."""
         self._requests += 1
         request = f"admin/{self._requests}"
         reply = c.ReplyTo(INBOX, self.inbox, request)
-        self._asked[request] = broker, command
-        self._net.command(broker, msgspec.structs.replace(command, reply=reply))
+        if self._net.command(broker, msgspec.structs.replace(command, reply=reply)):
+            self.asked[request] = broker, command
         return request
 
     def listen(self) -> list[Any]:
@@ -324,7 +326,7 @@ class Admin:
         for record in self._net.kafka.read((INBOX, self.inbox), self._read, 1000):
             self._read = record.at + 1
             told = json.loads(record.own_value or b"")
-            broker, command = self._asked.pop(told["request"], (0, None))
+            broker, command = self.asked.pop(told["request"], (0, None))
             more = told.get("more")
             if more is not None and command is not None:
                 name = "after" if isinstance(command, c.Queues) else "start"

@@ -12,6 +12,7 @@ from lakequeue.protocol import mesh_messages, topics
 
 from .accounts import must
 from .kafka import Record
+from .poison import mended
 from .rehoming import end_in_order, sender_of
 from .replaying import judge_replay
 from .traffic import NO_LIMITS, Traffic
@@ -173,6 +174,9 @@ class FaultyHome(Traffic):
         for _ in range(5):
             self.do_haunt(rng)
         self.zombies = []
+        mended.append(True)
+        for site in self.sites.values():
+            self.instruct(site.name, c.Begin(epoch=site.epoch))
         for consumer in self.consumers:
             consumer.listen()
             consumer.close()
@@ -222,11 +226,15 @@ class FaultyHome(Traffic):
         for producer in self.producers:
             if producer.waits:
                 return f"{producer.name} waits for receipts of {producer.waits}"
+        if self.admin.asked:
+            return f"no answer to {self.admin.asked}"
         for site in self.sites.values():
             if site.worker is None or site.worker.is_over:
                 return f"broker {site.name} does not run"
             if any(peer.unconfirmed for peer in site.facts.peers.values()):
                 return f"{site.name} has said what nobody has confirmed"
+            if site.facts.failed:
+                return f"{site.name} keeps records that failed: {site.facts.failed}"
             if site.worker.driver._journal.segments:
                 return f"{site.name} has a journal to say"
             for queue in site.worker.driver._replica.broker.queues.values():

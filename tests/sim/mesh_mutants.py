@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from unittest.mock import patch
 
-from lakequeue.mesh import channel, handover, moves, rehome, stand_ins
+from lakequeue.mesh import channel, failures, handover, moves, rehome, stand_ins
 from lakequeue.mesh.bridges import far_end
 from lakequeue.mesh.bridges.bridge_facts import Link
 from lakequeue.mesh.keeper import Keeper
@@ -19,6 +19,10 @@ from .mutants import msgspec_replace, never_done, planted, with_value
 never_done("a_refused_lane_is_not_retried", stand_ins, "retry")
 never_done("a_confirmed_move_does_not_continue", stand_ins, "resume")
 never_done("changes_wait_without_bound", Keeper, "check_room")
+never_done("a_record_that_failed_is_not_kept", failures, "keep")
+never_done("records_overtake_one_that_failed", failures, "must_wait", False)
+never_done("a_forwarded_command_that_failed_is_not_answered", failures, "answer_malformed")
+never_done("a_move_that_failed_before_it_began_does_not_end", moves, "failed")
 never_done("a_missing_message_between_brokers_is_not_noticed", channel, "_ask")
 never_done("a_repetition_repeats_nothing", channel, "_repeat")
 never_done("a_repetition_over_a_bridge_is_not_answered", far_end, "_answered")

@@ -304,7 +304,8 @@ class Traffic(Home):
         elif what == "event":
             event = rng.choice(
                 (c.RecordsLost(topic="t", records=2), c.Stuck(why="x"), c.Tick(),
-                 c.RecordRefused(topic="t", why="x"), c.Tables(written=None, stopped="x"))
+                 c.RecordRefused(topic="t", why="x"), c.Tables(written=None, stopped="x"),
+                 c.Begin(epoch=site.epoch))
             )  # fmt: skip
             self.instruct(site.name, event)
         elif what == "undeliverable" and a.by_id:

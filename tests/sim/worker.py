@@ -344,7 +344,7 @@ class Worker:
         snapshot = msgspec.msgpack.encode(self.driver.snapshot(KEEP, put))
         mesh = self.driver._replica.broker.mesh
         assert isinstance(mesh, Mesh)
-        if mesh.has_met:
+        if mesh.keeps_directory:
             saved, held = (msgspec.msgpack.encode(f) for f in (load_facts(self.store), mesh.facts))
             assert saved == held, "a mark leaves out facts of the mesh"
         self._coming = snapshot, self.driver.step, dict(self.store.pages), written
