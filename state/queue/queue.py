@@ -185,7 +185,8 @@ class Queue:
         found: dict[int, Row] = {}
         while not budget.spent:
             at = self._next_deadline()
-            rows = self._due_cold(min(at, now), now, budget)
+            # Of equal times the live one comes first: cold delayed rows have entered later.
+            rows = self._due_cold(min(at - 1, now), now, budget)
             if not rows and at <= now:
                 rows = [self.live[heappop(self.deadlines)[1]]]
                 budget.take(rows[0].id not in found)  # it may be in the heap several times

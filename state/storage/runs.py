@@ -121,9 +121,13 @@ class Runs:
         return self._due.next()
 
     def first_due(self, since: int) -> Segment | None:
-        """The segment with the earliest deadline, if that is not after this time."""
-        number = self._due.due(since)
-        return None if number is None else self._segments[number]
+        """The segment with the earliest deadline, if that is not after this time; of several with
+        the same deadline the first."""
+        number, first = self._due.due(since), self._first
+        if number is None or first is None:
+            return None
+        segment = self._segments[number]
+        return first if first.due == segment.due else segment
 
     def segments(self) -> list[Segment]:
         """All segments, in order of their first keys. They may overlap."""
