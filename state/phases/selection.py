@@ -65,18 +65,21 @@ def _chosen(
         kinds = [kind for kind in kinds if kind.free]
     if not kinds or room <= 0:
         return Chosen()
-    search = Search(broker, queue, budget, looks)
     if len(kinds) == 1:
         (kind,) = kinds
         rooms = kind.room
         most = min(rooms, budget.rows, most_at_once(queue))
         if not kind.free:  # else they leave on send, without a lease
             most = min(most, room, free_unacked)
+        # With filters or lanes, other ready messages may come before those that are taken.
+        skips = kind.filter is not None or queue.ready.lanes
+        search = Search(broker, queue, budget, looks, None if skips else most)
         rows = search.take(kind.filter, most, kind.free)
         receivers = order.share(kind, len(rows), header.served)
         last = len(rows) == rooms
     else:
         last = False
+        search = Search(broker, queue, budget, looks)
         rows, receivers = _one_by_one(queue, search, order, kinds, room, free_unacked)
     if receivers:
         header.served = receivers[-1].number
@@ -89,11 +92,14 @@ def most_at_once(queue: Queue) -> int:
 
 
 class Search:
-    """Finds the first messages that a class can take: not behind a barrier, not expired."""
+    """Finds the first messages that a class can take: not behind a barrier, not expired. most: of
+    the first ready ones; None if others may come between."""
 
-    def __init__(self, broker: Broker, queue: Queue, budget: Budget, looks: Budget) -> None:
+    def __init__(
+        self, broker: Broker, queue: Queue, budget: Budget, looks: Budget, most: int | None = None
+    ) -> None:
         self.broker, self.queue, self.budget, self.looks = broker, queue, budget, looks
-        self.end = _end_of_order(queue)
+        self.end = _end_of_order(queue, most)
         self.unfinished = False
 
     def take(self, text: str | None, most: int, free: bool) -> list[Row]:
@@ -258,10 +264,10 @@ class Search:
         return verdict
 
 
-def _end_of_order(queue: Queue) -> int:
+def _end_of_order(queue: Queue, most: int | None) -> int:
     """Nothing can be delivered from this key on: that of the first row behind the oldest barrier
     (O3), or of the first inactive row (R5)."""
-    barriers, inactive = queue.header.barriers, first_inactive(queue)
+    barriers, inactive = queue.header.barriers, first_inactive(queue, most)
     end = HIGHEST if inactive is None else inactive
     if barriers:
         end = min(end, (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64))

@@ -19,11 +19,18 @@ from ..storage.row import LOWEST
 from ..storage.segments import Segment
 
 
-def first_inactive(queue: Queue) -> int | None:
+def first_inactive(queue: Queue, ready: int | None = None) -> int | None:
     """The key of the first inactive message; None if all are active. The order of cold delayed
-    messages is unknown, so they count as the first (`Queue.thaw_delayed`)."""
-    limit = queue.header.definition.target_queue_depth
-    if limit is None or queue.header.depth <= limit:
+    messages is unknown, so they count as the first (`Queue.thaw_delayed`).
+
+    ready: only so many of the first ready messages matter. Before these there are at most the
+    leased and the delayed ones, so most often they are active, which is known at once.
+    """
+    header = queue.header
+    limit = header.definition.target_queue_depth
+    if limit is None or header.depth <= limit:
+        return None
+    if ready is not None and header.leased + header.delayed + ready <= limit:
         return None
     limit -= queue.later.rows
     if limit < 0:

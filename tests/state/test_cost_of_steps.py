@@ -201,6 +201,19 @@ def lines(steps: Steps, batch: Batch) -> tuple[int, list[Any]]:
     return count, out
 
 
+def test_R5_an_active_set_does_not_cost_a_look_at_every_live_row(small_active_sets: None) -> None:
+    cost = []
+    for keys in ({}, {"target_queue_depth": 1_000}):
+        steps = Steps(checked=False)
+        steps.run([define(max_per_subscription_backlog=50, **keys)], [("orders", b"{}")] * 2_000)
+        steps.run([subscribe("a", 50)])
+        ack = c.Ack(queue="orders", subscription="a", ids="1-3")
+        count, out = lines(steps, Batch(steps.command_records([ack])))
+        assert delivered(out) == [51, 52, 53]
+        cost.append(count)
+    assert cost[1] < cost[0] + 100
+
+
 @pytest.mark.parametrize("more", [{}, {"filter": "/p = 1"}, {"transport_acks": True}], ids=str)
 @pytest.mark.parametrize("model", ["fast", "round-robin", "proportional"])
 def test_F1_F2_F3_a_steps_cost_does_not_grow_with_idle_consumers(
