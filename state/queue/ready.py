@@ -232,11 +232,12 @@ class Ready:
         else:
             for entry in entries:
                 heappush(heap, entry)
-        if len(heap) > 2 * len(self.live) + _SLACK:
-            self._drop_invalid()
+        self._tidy(heap)
         for view in self.views.values():
             for entry in entries:
                 self._show(view, entry)
+            self._tidy(view.unseen)
+            self._tidy(view.matched)
 
     @staticmethod
     def _show(view: FilterView, entry: Entry) -> None:
@@ -255,9 +256,10 @@ class Ready:
     def _heaps(self) -> list[list[Entry]]:
         return [self.heap, *(h for v in self.views.values() for h in (v.unseen, v.matched))]
 
-    def _drop_invalid(self) -> None:
-        """Drop invalid and duplicate entries."""
-        for heap in self._heaps():
+    def _tidy(self, heap: list[Entry]) -> None:
+        """Drop invalid and duplicate entries, if there are too many: nobody may take from the heap
+        of a consumer that is full."""
+        if len(heap) > 2 * len(self.live) + _SLACK:
             heap[:] = sorted({entry for entry in heap if self._is_valid(entry)})
 
     def _is_valid(self, entry: Entry) -> bool:

@@ -32,10 +32,15 @@ class Calendar(Generic[Key]):
         if at < self._entries.get(key, NEVER):
             self._entries[key] = at
             heappush(self._heap, (at, key))
+            self._tidy()
 
     def forget(self, key: Key) -> None:
         """Drop a key that is gone for good."""
         self._entries.pop(key, None)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Drop the entries that do not count, if there are too many of them."""
         if len(self._heap) > 2 * len(self._entries) + _SLACK:
             self._heap = [(at, one) for one, at in self._entries.items()]
             heapify(self._heap)

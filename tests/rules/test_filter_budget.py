@@ -11,7 +11,7 @@ from lakequeue.protocol import commands as c
 from lakequeue.state import Batch, Limits
 from lakequeue.state.rules import filter_matching
 from rules.harness import Bench, drain
-from rules.steps import WIDE, Steps, body, define, delivered, described, subscribe
+from rules.steps import WIDE, Steps, body, define, delivered, described, started, subscribe
 
 LOOKS = 7
 NO_MATCH = "no consumer's filter matches"
@@ -163,3 +163,12 @@ def test_O1_F5_the_order_holds_wherever_the_budget_ends() -> None:
         steps.run([c.Unsubscribe(queue="orders", subscription="a")])
         out = steps.run([subscribe("b", 3, filter="/n > 33")])
         assert delivered(out) == [34, 35, 36], f"{looks} looks"
+
+
+def test_F5_a_full_consumer_keeps_no_memory_of_what_others_received() -> None:
+    steps = started(define(**WIDE), subscribe("a"), subscribe("full", 0, filter="/n > 0"))
+    (queue,) = steps.broker.queues.values()
+    for _ in range(20):
+        held = delivered(steps.run(publishes=[("orders", body(n=1))] * 50))
+        steps.run([c.Ack(queue="orders", subscription="a", ids=f"{held[0]}-{held[-1]}")])
+    assert len(queue.view_of("/n > 0").unseen) < 300

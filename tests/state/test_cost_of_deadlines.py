@@ -4,6 +4,7 @@ by one."""
 import pytest
 from lakequeue.state import Batch, DictStore, Limits, step
 from lakequeue.state.limits import PASSED_OVER
+from lakequeue.state.storage.calendar import Calendar
 from rules.steps import define, described
 from state.counting_store import CountingStore
 
@@ -51,3 +52,15 @@ def test_X1_no_step_reads_very_many_segments_for_a_few_due_rows() -> None:
         read = sum(key[0] in "cd" for key in store.reads)
         assert read <= 1 + limits.due_rows // (limits.segment_rows // PASSED_OVER)
     assert before - described(steps)["depth"] == lives.count(60_000)
+
+
+def test_X1_a_calendar_does_not_grow_with_the_steps_until_a_far_deadline() -> None:
+    """A busy queue is due at once again and again, and its next message expires in a day."""
+    at = [0]
+    calendar = Calendar[int](lambda _: at[0])
+    for _ in range(1_000):
+        for at[0] in (0, 86_400_000):
+            calendar.watch(1, at[0])
+            calendar.take(0)
+    assert len(calendar._heap) < 200
+    assert calendar.next() == 86_400_000
