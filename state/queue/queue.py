@@ -67,6 +67,7 @@ _page = msgspec.msgpack.Decoder(QueuePage)
 _facts = msgspec.msgpack.Decoder(Facts)
 _LAZY = ("header", "live", "ready", "deadlines", "leases", "cold", "later", "early")
 Put = Callable[[str, bytes], None]  # writes a page of a mark
+SKIPPED_MORE = 64  # rows that a view remembers beyond twice as many as are cold
 
 
 class Queue:
@@ -407,11 +408,12 @@ class Queue:
 
     def _left_cold(self, rows: list[Row]) -> None:
         """Update the views after cold rows became live: later rows of their lanes may be
-        deliverable now (O4)."""
+        deliverable now (O4). A view that remembers many more rows than are cold forgets them."""
+        most = 2 * self.cold.rows + SKIPPED_MORE
         for view in self.ready.views.values():
             first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}
             view.skipped.update(dict.fromkeys(first, LOWEST))
-            if not view.behind.isdisjoint(first):
+            if len(view.skipped) > most or not view.behind.isdisjoint(first):
                 self.look_again(view)
 
     def look_again(self, view: FilterView) -> None:

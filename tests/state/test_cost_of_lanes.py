@@ -91,3 +91,18 @@ def test_O4_R5_rows_that_have_to_stay_live_are_looked_at_seldom(
     steps.run([c.Purge(queue="orders")])
     steps.run(publishes=[("orders", b"{}")] * 1_000)
     assert len(steps.broker.queue(1).live) <= SMALL.live_rows  # type: ignore[union-attr]
+
+
+def test_O4_F5_a_filter_forgets_the_keys_of_messages_that_others_received() -> None:
+    steps = Steps(limits=Limits(live_rows=16, segment_rows=8))
+    steps.run([define(partition_key="/k", max_per_subscription_backlog=99)])
+    steps.run([subscribe("none", filter="/k < 0")])
+    sizes = []
+    for turn in range(5):
+        bodies = [b'{"k":%d}' % (100 * turn + n) for n in range(100)]
+        steps.run(publishes=[("orders", body) for body in bodies])
+        held = delivered(steps.run([subscribe(f"s{turn}", 99)]))
+        steps.run([c.Ack(queue="orders", ids=f"{held[0]}-{held[-1]}")])
+        steps.run([c.Purge(queue="orders"), c.Unsubscribe(queue="orders", subscription=f"s{turn}")])
+        sizes.append(len(steps.marked()["q/1"]))
+    assert max(sizes[2:]) < 2 * sizes[0]
