@@ -15,7 +15,7 @@ from ..protocol.wire import WireRecord
 from ..replica.driver import Again, Clocks, Driver, Snapshot
 from ..state import FORMAT, Broker, DictStore, Home, Limits
 from ..state.queue.broker_facts import BrokerHeader
-from ..state.queue.queue import QueuePage
+from ..state.queue.header import QueuePage
 
 LIMITS = Limits()
 _CODE = "tables"  # instead of a version, since only the digests matter

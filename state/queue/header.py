@@ -1,4 +1,4 @@
-"""A queue's facts besides its messages. A mark writes them with the queue's page.
+"""A queue's facts besides its messages, and its page, with which a mark writes them.
 
 Only facts: what can be derived is in `queue`, which computes it again after a load.
 """
@@ -12,7 +12,9 @@ import msgspec
 from ...definitions import QueueDefinition
 from ...protocol.ids import within
 from ..storage.ranges import Ranges, insert
-from ..storage.row import NEVER
+from ..storage.row import NEVER, Row
+from ..storage.segments import RunsState
+from .ready import ViewState
 
 Digest = bytes  # `QueueHeader.bytes` hides the name
 
@@ -118,6 +120,24 @@ class QueueHeader(msgspec.Struct):
     stands_for: str = ""  # in a stand-in: the queue at another broker (M2)
     arriving: bool = False  # it is moving here from another broker; its name is not found yet
     reads_plain: bool = False  # it has taken a record of a plain topic (M5)
+
+
+class QueuePage(msgspec.Struct):
+    """A queue's page: everything but its cold rows."""
+
+    header: QueueHeader
+    cold: RunsState
+    later: RunsState
+    early: list[list[int]]
+    rows: list[Row]
+    views: list[ViewState] = []
+    parked: list[tuple[int, str, int]] = []  # lane, key (more than 64 bits), segment
+
+
+class QueueFacts(msgspec.Struct):
+    """The part of the page that is read when a broker is loaded."""
+
+    header: QueueHeader
 
 
 # ---------------------------------------------------------------- entered ids

@@ -40,31 +40,12 @@ from ..storage.segments import NO_FILTER, RunsState, Segment
 from ..storage.spool import Spool
 from ..storage.store import Store
 from .consumers import Consumers
-from .header import QueueHeader, Subscription
+from .header import QueueFacts, QueueHeader, QueuePage, Subscription
 from .ready import FilterView, Ready, ViewState
-
-
-class QueuePage(msgspec.Struct):
-    """A queue's page: everything but its cold rows."""
-
-    header: QueueHeader
-    cold: RunsState
-    later: RunsState
-    early: list[list[int]]
-    rows: list[Row]
-    views: list[ViewState] = []
-    parked: list[tuple[int, str, int]] = []  # lane, key (more than 64 bits), segment
-
-
-class Facts(msgspec.Struct):
-    """The part of the page that is read when a broker is loaded."""
-
-    header: QueueHeader
-
 
 _encode = msgspec.msgpack.encode
 _page = msgspec.msgpack.Decoder(QueuePage)
-_facts = msgspec.msgpack.Decoder(Facts)
+_facts = msgspec.msgpack.Decoder(QueueFacts)
 _LAZY = ("header", "live", "ready", "deadlines", "leases", "cold", "later", "early")
 Put = Callable[[str, bytes], None]  # writes a page of a mark
 SKIPPED_MORE = 64  # rows that a view remembers beyond twice as many as are cold
