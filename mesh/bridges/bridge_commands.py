@@ -58,6 +58,8 @@ def begin(
     broker.vpn_number(new.vpn)  # make the VPN known
     definitions = facts.definitions.setdefault(new.vpn, {})
     before = definitions.get(new.name)
+    if before is not None and parse_bridge(before).carrier != new.carrier:
+        end(broker, facts, new.vpn, new.name)  # its deletion failed here (`failures`)
     is_changed = before is None or parse_bridge(before) != new
     definitions[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:

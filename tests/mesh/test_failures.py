@@ -203,7 +203,13 @@ def test_H1_a_bridge_that_a_broker_fails_to_make_or_delete_is_there_or_gone_late
     bug = Bug(monkeypatch)
     bug.plant(bridge_commands, "end", at)
     admin.delete_bridge("x")
+    admin.bridge({"name": "x", "from": "one", "to": "vpn://c", "subscriptions": ["y/>"]})
     bug.begin(home)
+    for broker in NAMES:
+        assert home.a(broker).admin().describe_bridge("x")["from"] == "one"
+    two: Any = home.engine.broker("two")
+    assert two._replica.broker.find("a", "#bridge/x") is None
+    admin.delete_bridge("x")
     for broker in NAMES:
         assert [one["name"] for one in home.a(broker).admin().bridges()] == ["ab"]
 

@@ -102,10 +102,8 @@ def poisoned() -> Iterator[None]:
     ) -> None:  # fmt: skip
         carry_out(broker, facts, bridges, vpn, name)
         entry = facts.entries.get(vpn, {}).get(name)
-        if (
-            entry is None
-        ):  # not of bridges: one that is defined again before the engine begins is stuck
-            is_bad = not name.startswith("#") and crc32c(f"{name} {broker.now}".encode()) % 4 == 0
+        if entry is None:
+            is_bad = crc32c(f"{name} {broker.now}".encode()) % 4 == 0
         else:
             is_bad = entry.definition.max_message_size == POISONED_SIZE
         if is_bad and not mended and broker.header.number != keeper_of(facts):
