@@ -293,12 +293,5 @@ class Sync(MeshMessage, frozen=True):
     answer: bool = False
 
 
-class Heard(MeshMessage, frozen=True):
-    """A message of an earlier version, which confirmed changes of the directory with it. Receivers
-    ignore it; a home that was stopped may still have to send one again."""
-
-    kind: ClassVar[str] = "heard"
-
-
 WORDS = {word.kind: word for word in MeshMessage.__subclasses__()}
 _decoders = {kind: msgspec.msgpack.Decoder(word) for kind, word in WORDS.items()}

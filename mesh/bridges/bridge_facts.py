@@ -104,7 +104,7 @@ class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False once it is deleted; peer:
     the home that owns it, and its broker that sends; taken: messages, refused: lanes, repeated:
     records, since it was first made; last: when a record came; failed: digests of messages that
-    failed; answers: see `join_answers`."""
+    failed."""
 
     name: str
     origin: str
@@ -117,19 +117,10 @@ class Arrival(msgspec.Struct):
     repeated: int = 0
     last: int = 0
     failed: list[int] = []
-    answers: dict[str, tuple[int, dict[int, list[tuple[int, int, str, str]]]]] = {}
 
     def may_bring(self, to: str) -> bool:
         """Whether the bridge may bring messages for a destination."""
         return any(matches(pattern, to) for pattern in self.subscriptions)
-
-    def join_answers(self) -> None:
-        """Carry over the answers that an earlier version kept apart, by "home" and epoch."""
-        for sender, (link, refused) in self.answers.items():
-            home = self.homes.get(int(sender.removeprefix("home ")))
-            if home is not None and home.link == link:
-                home.refused = refused
-        self.answers = {}
 
 
 class _Kept(msgspec.Struct):
@@ -165,9 +156,6 @@ class BridgeFacts:
         kept = _kept.decode(data)
         facts._written[PAGE] = data
         facts.definitions, facts.arrivals = kept.definitions, kept.arrivals
-        for arrivals in facts.arrivals.values():
-            for arrival in arrivals.values():
-                arrival.join_answers()
         for number in kept.links:
             page = broker.store.get(_page_of(number))
             assert page is not None, f"the page of link {number} is missing"

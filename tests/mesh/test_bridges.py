@@ -7,10 +7,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import msgspec
 import pytest
 from lakequeue.mesh.bridges import bridge_commands
-from lakequeue.mesh.bridges.bridge_facts import Arrival, HeardHome
 from lakequeue.protocol import ConfigError, Rejected
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
@@ -373,15 +371,3 @@ def test_M4_an_added_broker_knows_the_bridges() -> None:
     assert two.admin().delete_bridge("ab") == 0
     with pytest.raises(Rejected):
         home.a("two", "x").producer().send("a/b", b"3")
-
-
-def test_H1_answers_stored_apart_by_an_earlier_version_are_kept() -> None:
-    """The answers of the link that it uses now."""
-    homes = {7: HeardHome(link=3, heard=9), 8: HeardHome(link=4, heard=2)}
-    refused = {9: [(0, 1, "queue_quota", "q")]}
-    apart = {"home 7": (3, refused), "home 8": (1, {2: []}), "home 9": (1, {})}
-    arrival = Arrival("ab", "kafka://far", ("a/>",), homes=homes, answers=apart)
-    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(arrival), type=Arrival)
-    kept.join_answers()
-    assert [one.refused for one in kept.homes.values()] == [refused, {}]
-    assert not kept.answers

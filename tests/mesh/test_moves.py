@@ -9,15 +9,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from lakequeue.mesh import directory, handover, moves, stand_ins
+from lakequeue.mesh import directory, handover, stand_ins
 from lakequeue.mesh.facts import Entry, load_facts
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
 from lakequeue.protocol.wire import WireRecord
 from lakequeue.state import Limits
-from lakequeue.state.queue.change import apply
-from lakequeue.state.queue.table import Event
 from mesh.rehomed import Home
 from rules.harness import drain
 from rules.mesh import BROKERS, LOST, NEAR, Mesh, Network, local, numbers, shared, take
@@ -148,25 +146,6 @@ def test_M5_a_move_in_progress_cannot_be_called_back(network: Network) -> None:
     network.fault = lambda word: None
     mesh.advance("20s")
     assert mesh.where() == {"q": "b"}
-
-
-def test_M5_a_move_begun_by_an_earlier_version_continues(network: Network) -> None:
-    """That version entered the new host as soon as the queue had left. Here Kafka loses the record
-    that completes the move, so the new host has the messages, and no queue yet."""
-    mesh = Mesh(local("q", "a"))
-    sent = [mesh.send("a", "q") for _ in range(3)]
-
-    network.fault = lambda word: LOST if word.kind == "hand_over" and word.body.whole else None
-    mesh.move("q", "b")
-    facts = mesh.facts("a")
-    entry = mesh.entries("a")["q"]
-    assert (entry.hosts, entry.moves_to) == ([0], 1)
-    entry.hosts, entry.moves_to, facts.directory_changed = [1], None, True
-    mesh.engine.restart()
-    network.heal()
-    mesh.admin.define(local("q", "a", max_deliveries=7))  # all learn its hosts
-    mesh.advance("1s")
-    assert (mesh.where()["q"], mesh.ids("q")) == ("b", sent)
 
 
 # ---------------------------------------------------------------- unconfirmed messages are kept
@@ -349,39 +328,6 @@ def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
     mesh.send("a", "q", 5)
     mesh.admin.move_queue("q", "c")
     assert (mesh.where()["q"], numbers(mesh.admin.browse("q"))) == ("c", [5])
-
-
-def test_M5_a_home_stopped_by_an_earlier_version_during_a_move_continues(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """That version forgot messages as soon as it had sent them, without waiting for an answer."""
-    mesh = Filled(monkeypatch)
-    state = mesh.state("b")
-    hand_over, leave = moves._hand_over, moves.leave
-
-    def as_earlier(broker: Any, facts: Any, queue: Any, one: Any, rows: Any) -> None:
-        hand_over(broker, facts, queue, one, rows)
-        apply(broker, queue, rows, Event.TRANSFER)
-
-    def begin(broker: Any, facts: Any, queue: Any, task: Any, budget: Any) -> bool:
-        if queue.header.depth == 12:
-            leave(broker, facts, queue, task, budget)
-            queue.header.subscriptions = []
-            queue.leases.clear()
-        task.waits = True  # until it is stopped
-        return False
-
-    with monkeypatch.context() as earlier:
-        earlier.setattr(moves, "_hand_over", as_earlier)
-        earlier.setattr(moves, "leave", begin)
-        mesh.move("q", "c")
-    queue = state.find("default", "q")
-    assert 0 < queue.header.depth < 12
-    queue.header.tasks[0].waits = False
-    state.header.pending[queue.number] = True
-    mesh.engine.restart()
-    mesh.go_on()
-    assert mesh.found("c") == list(range(12))
 
 
 @pytest.mark.parametrize("late", ["messages", "whole"])
