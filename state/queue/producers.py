@@ -156,7 +156,7 @@ class ProducerHistory:
         self.is_durable = True
         for partition, offset in positions:
             name = f"{topic}/{partition}"
-            self.needs[name] = max(self.needs.get(name, 0), offset + 1)
+            self.needs[name] = offset + 1  # lower than before, if the topic was recreated
 
     # ------------------------------------------------------------ the answer
 

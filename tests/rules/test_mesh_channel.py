@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from lakequeue.definitions import parse_configuration
 from lakequeue.definitions.configuration import configure_commands
 from lakequeue.mesh import channel
-from lakequeue.mesh.facts import Peer, Sent
+from lakequeue.mesh.facts import Peer
 from lakequeue.mesh.mesh import Mesh
 from lakequeue.protocol import ConfigError, mesh_messages, topics
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.home_bridges import CopierState, bridge_key, encode
-from lakequeue.protocol.mesh_messages import Heard, Sync
+from lakequeue.protocol.mesh_messages import Sync
 from lakequeue.protocol.messages import Records
 from lakequeue.protocol.outputs import MeshRecord, RejectedRecord
 from lakequeue.state import Broker, DictStore, Home, Limits
@@ -148,17 +148,6 @@ def test_a_sender_asks_about_unconfirmed_records(a: One) -> None:
     assert a.said() == [(0, Sync(answer=True))]
     answer = a.said(mesh_messages.encode(1, "b", 5, 0, Sync(answer=True)))
     assert answer == [(0, Sync())]
-
-
-def test_a_confirmation_of_an_earlier_version_is_repeated_and_skipped(a: One) -> None:
-    """A home may have been stopped with an unconfirmed one."""
-    peer, body = a.facts.peers[1], msgspec.msgpack.encode([7, [], 0])
-    peer.said, peer.unconfirmed = 1, [Sent(1, "heard", body, [])]
-    (said,) = a.hear(mesh_messages.encode(1, "b", 5, 0, AGAIN))
-    assert (said.number, said.body) == (1, Heard())
-    earlier = msgspec.msgpack.encode([1, "b", 5, 1, "heard", msgspec.Raw(body), 1])
-    assert not a.hear(earlier, record(2, Note(8)))
-    assert a.heard == [8]
 
 
 def test_an_unknown_sender_is_received_and_answered(a: One) -> None:
