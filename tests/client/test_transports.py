@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -232,7 +233,8 @@ def test_a_stalled_consumer_is_replaced(
     kafka: Any, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(confluent, "_WATCH_SECONDS", 1.0)
-    with confluent.ConfluentTransport(kafka.bootstrap_servers, "test") as transport:
+    made = confluent.ConfluentTransport(kafka.bootstrap_servers, "test")
+    with contextlib.closing(made) as transport:
         transport.listen(topic, 0)
         transport.listen(topic, 1)
         for phase in range(2):
