@@ -262,8 +262,9 @@ class Queue:
     def spill_over(self) -> None:
         """Spill the far end of the order, if more rows are live than allowed, besides those that
         have to stay live."""
-        if len(self.live) - self._have_to_stay() > self.limits.live_rows:
-            self.spill(self.limits.live_rows * 3 // 4)
+        live, most = len(self.live), self.limits.live_rows
+        if live > most and live - self._have_to_stay() > most:
+            self.spill(most * 3 // 4)
 
     def _have_to_stay(self) -> int:
         """How many live rows cannot be spilled: leased ones, barriers, those in progress in their

@@ -40,10 +40,12 @@ class Calendar(Generic[Key]):
         self._tidy()
 
     def _tidy(self) -> None:
-        """Drop the entries that do not count, if there are too many of them."""
-        if len(self._heap) > 2 * len(self._entries) + _SLACK:
-            self._heap = [(at, one) for one, at in self._entries.items()]
-            heapify(self._heap)
+        """Drop the entries that do not count, if there are too many of them. In place, since `next`
+        may be reading the heap."""
+        heap = self._heap
+        if len(heap) > 2 * len(self._entries) + _SLACK:
+            heap[:] = [(at, one) for one, at in self._entries.items()]
+            heapify(heap)
 
     def may_be_due(self, now: int) -> bool:
         """Whether a key may be due. Cheap: only False is certain."""
