@@ -87,8 +87,8 @@ def environment_faults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_the_foreground(home: Path, as_json: bool) -> Iterator[None]:
-    """Run a command's body until a signal ends it; then print the last line."""
-    with contextlib.suppress(KeyboardInterrupt), interrupt_on_signals():  # while starting
+    """Run a command's body until a signal ends it, also at its start; then print the last line."""
+    with contextlib.suppress(KeyboardInterrupt), interrupt_on_signals():
         yield
     goodbye(home, as_json)
 
