@@ -15,7 +15,7 @@ def at_rate(rate: int, seconds: float = 3.0, each: int = 1) -> tuple[Pace, float
 
 @pytest.mark.parametrize(
     ("rate", "least", "most"),
-    [(200, 0, 0), (350, 0, 0), (600, 0.0015, 0.003), (1_000, 0.0035, 0.005)],
+    [(200, 0, 0), (600, 0, 0), (1_000, 0.0022, 0.003), (1_500, 0.0035, 0.0045)],
 )
 def test_the_pace_follows_what_comes(rate: int, least: float, most: float) -> None:
     pace, now = at_rate(rate)
@@ -29,7 +29,7 @@ def test_no_step_waits_longer_than_the_longest_pace(rate: int) -> None:
 
 
 def test_the_first_record_after_an_idle_time_does_not_wait() -> None:
-    pace, now = at_rate(600)
+    pace, now = at_rate(1_000)
     assert pace.rest_s(now + 0.004) == 0
     pace.began(now + 5, 1)
     assert pace.rest_s(now + 5) == 0
