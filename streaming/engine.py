@@ -371,8 +371,8 @@ class Engine:
     def _tick(self) -> None:
         try:
             self._tell_brokers(commands.encode_command(commands.Tick()))
-        except LakequeueError as error:  # Kafka is away; the next tick comes in 2 s
-            log.warning("a tick was not sent: %s", error)
+        except LakequeueError as error:  # `KafkaAnswers` reports it; the next tick comes in 2 s
+            log.debug("a tick was not sent: %s", error)
 
     def _beat(self, value: bytes) -> None:
         assert self._transport is not None

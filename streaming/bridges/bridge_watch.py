@@ -76,7 +76,8 @@ class BridgeWatch(TopicReader):
         try:
             do_every((self._follow, self._trim))
         except (LakequeueError, KafkaException, TimeoutError) as error:  # away: again, soon
-            log.warning("bridges: %s", error)
+            if self._reports.first("away"):
+                log.warning("bridges: %s", error)
 
     def _follow(self) -> None:
         self._changed |= {place for place, one in self._copiers.items() if not one.is_alive()}

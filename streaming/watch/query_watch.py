@@ -27,6 +27,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from ...client.kafka.base import require_broker
 from ...protocol import LakequeueError, NotConnected, Timeout
+from ...protocol.once_a_minute import OnceAMinute
 from ..application import SparkApplication
 from ..broker_query import FAILED, RESTARTING, RUNNING, BrokerQuery
 from ..captured import CapturedTopics
@@ -73,6 +74,7 @@ class EngineWatch:
         self._restarts: dict[str, Restarts] = {}
         self._due: dict[str, float] = {}  # what will be restarted, and when
         self._asking: threading.Thread | None = None
+        self._reports = OnceAMinute()
         self._waits_for = ""
 
     @property
@@ -157,9 +159,8 @@ class EngineWatch:
             if self._captured.more:
                 self._captured.learn()
                 self._application.read_more()
-        except (NotConnected, OSError) as error:  # the next time
-            log.warning("captured topics are not known yet: %s", error)
-            self._stopping.wait(1.0)
+        except (NotConnected, OSError) as error:
+            self._await_captured(error)
         with contextlib.suppress(LakequeueError):  # Kafka is away: the next time
             self._captured.tell(self._tell)
         self._end_hanging()
@@ -204,9 +205,14 @@ class EngineWatch:
     def _ask_once(self) -> None:
         try:
             self._captured.ask(ASK_TIMEOUT_S)
-        except (LakequeueError, OSError) as error:  # the next time
+        except (LakequeueError, OSError) as error:
+            self._await_captured(error)
+
+    def _await_captured(self, error: Exception) -> None:
+        """Pause until captured topics are asked for again. Kafka may be away for hours."""
+        if self._reports.first("captured topics"):
             log.warning("captured topics are not known yet: %s", error)
-            self._stopping.wait(1.0)
+        self._stopping.wait(1.0)
 
     def _tell_who_runs(self) -> None:
         waiting = {broker for broker, _ in list(self._captured.unasked)}  # a thread changes it
