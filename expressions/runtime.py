@@ -90,7 +90,7 @@ def like_matcher(pattern: str, escape: str | None) -> Callable[[str], bool]:
     """Build a function that says whether a text matches a LIKE pattern.
 
     Each part between two `%` is taken at its first position: a later one could not help. So the
-    time grows only with the text. A part with `_` may take its own length for each position.
+    time grows with the text, and hardly with the pattern.
     """
     parts, literal = [list[str]()], False  # "": any character
     for character in pattern:
@@ -127,8 +127,48 @@ def _finder(characters: list[str]) -> Finder:
     part = "".join(characters)
     if "" not in characters:
         return lambda text, at: text.find(part, at)
+    if part and len(characters) > COMPARED_MAX:
+        return _long_finder(characters)
     found = re.compile("".join(re.escape(one) or "." for one in characters), re.DOTALL).search
     return lambda text, at: -1 if (match := found(text, at)) is None else match.start()
+
+
+COMPARED_MAX = 64  # characters of a part with `_`: so many comparisons for each position
+
+
+def _long_finder(characters: list[str]) -> Finder:
+    """Find a long part with `_` in n log n steps.
+
+    Each different letter of the part is a number p from 1 on; `_`, and a letter t of the text that
+    the part has not, are 0. The part is where the sum of w·(p - t)², with w = 0 for `_` and 1
+    otherwise, is 0. Fourier transforms compute the sums of a piece of the text. Their errors are
+    far below 1/2, since a part has at most `PATTERN_CHARACTERS_MAX` letters.
+    """
+    letters = np.array(sorted({ord(one) for one in characters if one}), np.uint32)
+    length, total = len(characters), 1 << (4 * len(characters)).bit_length()
+
+    def numbers(text: str) -> Any:
+        codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        at = np.searchsorted(letters, codes).clip(max=len(letters) - 1)
+        return np.where(letters[at] == codes, at + 1.0, 0.0)
+
+    part = np.array([numbers(one)[0] if one else 0.0 for one in characters])
+    weights = np.conj(np.fft.rfft(part > 0, total))
+    doubled = np.conj(np.fft.rfft(2 * part, total))
+
+    def find(text: str, at: int) -> int:
+        while len(text) - at >= length:
+            piece = numbers(text[at : at + total])
+            squares, plain = np.fft.rfft(piece * piece, total), np.fft.rfft(piece, total)
+            sums = np.fft.irfft(squares * weights - plain * doubled, total) + part @ part
+            sums = sums[: len(piece) - length + 1]
+            found = np.flatnonzero(sums < 0.5)
+            if len(found):
+                return at + int(found[0])
+            at += len(sums)
+        return -1
+
+    return find
 
 
 like_matcher_kept = functools.lru_cache(maxsize=256)(like_matcher)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -183,13 +185,28 @@ def test_Q6_like_agrees_with_a_naive_matcher(text: str, pattern: str) -> None:
     expected = naive_like(text, pattern)
     assert value(f"/s LIKE '{pattern}'", {"s": text}) is expected
     assert value("/s LIKE /p", {"s": text, "p": pattern}) is expected
+    with patch.object(runtime, "COMPARED_MAX", 0):  # parts with `_` count as long
+        assert runtime.like_matcher(pattern, None)(text) is expected
+
+
+def test_Q6_like_finds_a_long_part_anywhere_in_a_text() -> None:
+    """Its letters and `_` may be any characters, and the text is searched in several pieces."""
+    rng = random.Random(7)
+    letters = [chr(n) for n in (*range(1, 300), 0x1F600, 0x10FFFF, 0xD800)]
+    for at in (0, 1, 400, 5_000, 70_000):
+        part = [rng.choice(letters) for _ in range(200)]
+        pattern = "".join(rng.choice(("_", one, one)) if one not in "%_" else "_" for one in part)
+        text = "".join(rng.choice(letters) for _ in range(at)) + "".join(part) + "end"
+        matches = runtime.like_matcher(f"%{pattern}%", None)
+        assert matches(text)
+        assert not matches(text[: at + 199] + chr(2_000))
 
 
 def test_Q6_like_takes_time_for_the_text_alone() -> None:
     """It would take minutes if each position of the text cost as much as the pattern is long."""
     assert value("/s LIKE '" + "%a" * 30 + "%b'", {"s": "a" * 20_000}) is False
     long = "a" * 9_000
-    for pattern in (f"%{long}b", f"%{long}b%", f"%{long}b%_"):
+    for pattern in (f"%{long}b", f"%{long}b%", f"%{long}b%_", f"%{long[1:]}_b%"):
         assert value(f"/s LIKE '{pattern}'", {"s": "a" * 3_000_000}) is False
         assert value("/s LIKE /p", {"s": "a" * 3_000_000, "p": pattern}) is False
 
