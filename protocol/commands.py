@@ -174,7 +174,7 @@ class Named(Command, frozen=True, kw_only=True):
 
 
 class Ack(Named, frozen=True, kw_only=True, tag="ack"):
-    """Remove messages: those in ``ids``, all that the subscription has leased ``up_to`` an id, or
+    """Remove messages: those in ``ids``, all that the subscription has received ``up_to`` an id, or
     all that match ``where``."""
 
     queue: Name

@@ -81,6 +81,11 @@ def join_ranges(ranges: Ranges) -> Ranges:
     return joined
 
 
+def count_ids(ranges: Iterable[Sequence[int]]) -> int:
+    """How many ids ranges have that do not overlap."""
+    return sum([high - low + 1 for low, high in ranges])
+
+
 def within(number: int, ranges: Sequence[Sequence[int]]) -> bool:
     """Whether one of the ascending ranges contains the number."""
     at = bisect_right(ranges, number, key=_first)

@@ -282,9 +282,9 @@ class Consumer:
     ) -> None:
         """Acknowledge by id, up to an id, or by expression (L13). Give exactly one.
 
-        ids: message ids, or ranges as text (`'17,20-25'`). up_to: this message and all before it.
-        where: an expression over messages of the queue. Waits for the engine's answer. Raises
-        ConfigError, LakequeueError, Timeout; NotConnected if the consumer is closed.
+        ids: message ids, or ranges as text (`'17,20-25'`). up_to: this message and all received
+        before it. where: an expression over messages of the queue. Waits for the engine's answer.
+        Raises ConfigError, LakequeueError, Timeout; NotConnected if the consumer is closed.
         """
         if self._settling.over is not None or not self._session.is_open:
             raise self._session.closed(self._why or CLOSED)

@@ -24,6 +24,7 @@ import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
 from ...protocol import ConfigError
@@ -184,27 +185,29 @@ class Prefetch:
                 return at
         return None
 
-    def up_to(self, message: Message) -> list[Message]:
-        """The held messages up to and including this one, in order of receipt."""
+    def up_to(self, number: int) -> list[Message]:
+        """The messages that the engine waits for up to and including this one, held and waiting, in
+        order of receipt; empty if it is not here."""
         with self.lock:
             out = []
-            for held in self.held.values():
-                out.append(held)
-                if held is message:
-                    break
-            return out
+            for message in filter(self.tracks, chain(self.held.values(), self.buffer)):
+                out.append(message)
+                if message.number == number:
+                    return out
+            return []
 
-    def count_held(self, ranges: Ranges) -> int:
-        """Count the held messages whose ids are in the ranges."""
+    def count(self, ranges: Ranges) -> int:
+        """Count the messages here whose ids are in the ranges."""
         with self.lock:
-            return sum(within(number, ranges) for number in self.held)
+            here = {*self.held, *(message.number for message in self.waiting())}
+            return sum(within(number, ranges) for number in here)
 
     def forget(self, ranges: Ranges) -> None:
         """Drop what the engine has acknowledged, also messages that wait here. Called with its
         answer: later deliveries, as after a replay, are new. ranges: ascending."""
         with self.lock:
             for number in [n for n in self.held if within(n, ranges)]:
-                del self.held[number]
+                self.held.pop(number).settle("acknowledged")
             self.drop(m for m in self.buffer if self.tracks(m) and within(m.number, ranges))
 
     def waiting(self) -> list[Message]:

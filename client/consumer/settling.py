@@ -26,7 +26,14 @@ from typing import Any
 from ...protocol import ConfigError, LakequeueError, LeaseLost, commands
 from ...protocol.bounds import shown
 from ...protocol.checked import checked
-from ...protocol.ids import RANGES_A_COMMAND, format_parts, format_ranges, parse_ranges, within
+from ...protocol.ids import (
+    RANGES_A_COMMAND,
+    count_ids,
+    format_parts,
+    format_ranges,
+    parse_ranges,
+    within,
+)
 from ..message import Lease, Message
 from ..session.all_hosts import acknowledge
 from ..session.session import Answer, Session
@@ -108,7 +115,7 @@ class Settling:
             return
         if self._check_held(message):
             cumulative = self.rule.mode in ("client", "dups_ok")
-            self.settle(self.prefetch.up_to(message) if cumulative else [message])
+            self.settle(self.prefetch.up_to(message.number) if cumulative else [message])
 
     def renew_message(self, message: Message, period: str | float | None) -> None:
         """See `Message.renew`. Until the engine answers, the client counts with the requested
@@ -257,29 +264,22 @@ class Settling:
         if sum(x is not None for x in (ids, up_to, where)) != 1:
             raise ConfigError("ack: give exactly one of ids, up_to, where")
         self.flush()
-        if ids is not None:
-            self._ack_ids(ids_text(ids))
-            return
-        bound = self.subscription
-        if up_to is None:
-            acknowledge(self.session, bound.about(commands.Ack, where=where), bound.broker, None)
+        texts = [] if ids is None else [ids_text(ids)]
+        if up_to is not None:
+            last = id_of(up_to, "up_to")
+            up_to = str(last)
+            texts = format_parts(message.number for message in self.prefetch.up_to(last))
+        for text in texts:
+            self._ack_ids(text)
+        if not texts:
+            bound = self.subscription
+            command = bound.about(commands.Ack, up_to=up_to, where=where)
+            acknowledge(self.session, command, bound.broker, None)
             self._forget_waiting(bound)
-            return
-        number = id_of(up_to, "up_to")
-        with self._lock:
-            known = self.prefetch.held.get(number)
-        if known is not None:
-            self.settle(self.prefetch.up_to(known))
-            self.flush()
-            return
-        command = bound.about(commands.Ack, up_to=str(number))
-        acknowledge(
-            self.session, command, bound.broker, lambda _: self.prefetch.forget([(0, number)])
-        )
 
     def _forget_waiting(self, bound: Binding) -> None:
-        """Drop waiting messages that an expression has acknowledged. The engine does not name them,
-        so ask which leases can still be renewed."""
+        """Drop waiting messages that the engine has acknowledged without naming them: ask which
+        leases can still be renewed."""
         waiting = self.prefetch.waiting()
         for ids in format_parts(message.number for message in waiting):
             asked, command = parse_ranges(ids), bound.about(commands.Renew, ids=ids)
@@ -297,9 +297,9 @@ class Settling:
         def heard(_: Answer) -> None:
             self.prefetch.forget(named)
 
-        if self.prefetch.count_held(named) == sum(high - low + 1 for low, high in named):
+        if self.prefetch.count(named) == count_ids(named):
             self.session.request(command, broker=bound.place, heard=heard)
-            return  # all are held here: there is nobody else to ask
+            return  # all are here: there is nobody else to ask
         acknowledge(self.session, command, bound.broker, heard)
 
     # ------------------------------------------------------------ dups_ok

@@ -245,7 +245,11 @@ def delete(broker: Broker, vpn: str, command: c.Delete) -> None:
 def delete_withdrawn(broker: Broker, queue: Queue) -> None:
     """Delete a queue that nothing finds any more."""
     cancel_all(broker, queue)
-    _tell_consumers(broker, queue)
+    told = {"ended": f"queue {queue.definition.name!r} was deleted"}
+    for one in queue.header.subscriptions:
+        if one.broker is None:
+            broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
+            unbind(broker, queue, one.id, one.session)
     queue.header.deleted = True
     queue.header.faulted = ""
     broker.touch(queue)
@@ -253,16 +257,6 @@ def delete_withdrawn(broker: Broker, queue: Queue) -> None:
     begin(broker, queue, c.Delete(queue=queue.definition.name), bounded=False)
     if not queue.header.stands_for:
         _emit_entry(broker, queue.definition.vpn, queue.definition.name, "")
-
-
-def _tell_consumers(broker: Broker, queue: Queue) -> None:
-    """Tell a deleted queue's consumers that their subscriptions ended."""
-    told = {"ended": f"queue {queue.definition.name!r} was deleted"}
-    for one in queue.header.subscriptions:
-        if one.broker is not None:
-            continue
-        broker.emit(Reply(one.topic, one.partition, one.id, told, kind="Ended"))
-        unbind(broker, queue, one.id, one.session)
 
 
 def remove_messages(

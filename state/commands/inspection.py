@@ -4,6 +4,7 @@ the step's result. A long answer comes in parts: ``more`` says where the next pa
 from __future__ import annotations
 
 from bisect import bisect_left
+from heapq import heappop, nsmallest
 from typing import Any
 
 import msgspec
@@ -35,14 +36,14 @@ LATER = 1 << 191  # browse lists cold delayed messages behind all others
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
     """The queues of a VPN by name, behind the name ``after``."""
-    names = sorted(
+    most = broker.limits.queues_listed
+    names = nsmallest(most + 1, (
         n for (name, n), queue in broker.names.items()
         if name == vpn and n > command.after and not queue.header.stands_for
-    )  # fmt: skip
-    part = names[: broker.limits.queues_listed]
-    found = [broker.names[vpn, name] for name in part]
-    more = part[-1] if len(part) < len(names) else None
+    ))  # fmt: skip
+    found = [broker.names[vpn, name] for name in names[:most]]
     seen = [q for q in found if may(broker.speaker, q.definition, READ_ONLY)]
+    more = names[most - 1] if len(names) > most else None
     return PartialAnswer([describe(broker, q) for q in seen], more)
 
 
@@ -158,15 +159,32 @@ def _ready(queue: Queue) -> int:
 
 
 def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
-    """The age of the oldest message, in s. Reads one cold segment, that with the lowest id: it
-    nearly always has the oldest message."""
+    """The age of the oldest message, in s. If it may be cold, this reads one segment, that with the
+    lowest id, which nearly always has it."""
     if not queue.header.depth:
         return None
-    rows = list(queue.live.values())
-    for runs in (queue.cold, queue.later):
+    row, first = _oldest_live(queue), queue.cold.first()
+    rows = [] if row is None else [row]
+    # Cold rows in order of arrival, as without priorities, begin with the oldest of them.
+    are_younger = row is not None and first is not None and row.seq < first <= LEVEL_MAX
+    for runs in (queue.later,) if are_younger else (queue.cold, queue.later):
         if runs.rows:
-            rows += runs.read(min(runs.segments(), key=lambda segment: segment.id_first))
+            rows += runs.look(min(runs.segments(), key=lambda segment: segment.id_first))
     return (broker.now - min(row.entered for row in rows)) / 1000
+
+
+def _oldest_live(queue: Queue) -> Row | None:
+    """The live message that arrived first. Only messages that arrived before `ages_end` are in the
+    heap. It begins anew when all of these have left, so its cost is a part of theirs."""
+    ages, live = queue.ages, queue.live
+    while ages:
+        row = live.get(ages[0][1])
+        if row is not None and row.seq == ages[0][0]:
+            return row
+        heappop(ages)
+    ages += sorted([(row.seq, row.id) for row in live.values()])
+    queue.ages_end = queue.header.next_seq
+    return live[ages[0][1]] if ages else None
 
 
 def _blocked(broker: Broker, queue: Queue) -> str | None:
@@ -315,7 +333,7 @@ def _browse_key(queue: Queue, row: Row) -> int:
 
 
 def _browsed(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
-    names = {s.number: s.name for s in queue.header.subscriptions}
+    holder = queue.consumers.by_number.get(row.holder)
     return {
         "id": str(row.id),
         "state": NAMES[row.state],
@@ -326,7 +344,7 @@ def _browsed(queue: Queue, row: Row, content: Content) -> dict[str, Any]:
         "expires": row.expires if row.expires < NEVER else None,
         "lease_until": row.until if row.state == LEASED and row.until < NEVER else None,
         "ready_at": row.until if row.state == DELAYED else None,
-        "holder": names.get(row.holder),
+        "holder": None if holder is None else holder.name,
         "is_barrier": row.barrier,
         "dead": dead_part(row.extras),
     }

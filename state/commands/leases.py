@@ -10,16 +10,16 @@ messages were delivered or removed since. So every lease ends, and deliveries co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 from ...protocol import commands as c
 from ...protocol.bounds import DURATION_MS_MAX
 from ...protocol.errors import Reason
-from ...protocol.ids import Ranges, format_ranges, parse_ranges
+from ...protocol.ids import Ranges, count_ids, format_ranges, parse_ranges
 from ..limits import Budget
 from ..queue.broker import Broker
-from ..queue.change import apply
+from ..queue.change import apply, by_holder
 from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
@@ -29,15 +29,17 @@ from ..rules.command_targets import (
     by_ids,
     ignore,
     ignore_missing,
-    keep_ids_ahead,
     split_moving,
     wanted,
 )
+from ..rules.dead import afford_deaths, reads_what_dies
 from ..rules.returned_leases import die, give_back
 from ..storage.row import LEASED, NEVER, Row, by_arrival
 
 _ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
+NOT_ITS_OWN = "not leased to it"
+LATE = "untouched, told late"
 
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget: Budget) -> bool:
@@ -51,15 +53,13 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget
         task.done = {"n": 0}
         if command.received:
             _confirm(broker, queue, command)
-        keep_ids_ahead(broker, queue, ranges, command.subscription)
     done = False
     while not done and not budget.spent:
         part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
         here, others = split_moving(broker, queue, command, part.rows)
         task.add("n", others + _remove(broker, queue, here, command.subscription))
-        if not command.quiet:
-            ignore_missing(broker, queue, part, command.subscription)
+        ignore_missing(broker, queue, task, part, ranges, command)
     task.result = task.done["n"]
     if done and not task.result:
         broker.in_vain()
@@ -73,14 +73,18 @@ def _next_part(
         return wanted(broker, queue, task, command.where, None, budget, moving=True)
     if command.ids is not None:
         return by_ids(broker, queue, task, ranges, budget, moving=True)
-    last = _one_id(command.up_to or "")
     subscription = queue.subscription(command.subscription)
     held = queue.leases.get(subscription.number, {}) if subscription is not None else {}
-    end = task.done.setdefault("end", queue.header.next_delivery)  # later ones nobody has seen
-    found = [row for row in held.values() if row.id <= last and row.number < end]
-    rows = found[: max(budget.rows, 1)]
+    if "end" not in task.done:  # the number of its delivery: in the order of receipt
+        last = _one_id(command.up_to or "")
+        if last not in held:
+            ignore(broker, queue, [last], command.subscription, NOT_ITS_OWN)
+            return Part(last=True)
+        task.done["end"] = held[last].number
+    end, first = task.done["end"], islice(held.values(), max(budget.rows, 1))
+    rows = list(takewhile(lambda row: row.number <= end, first))
     budget.take(len(rows) + 1)
-    return Part(sorted(rows, key=by_arrival), last=len(rows) == len(found))
+    return Part(sorted(rows, key=by_arrival), last=not rows or rows[-1].number == end)
 
 
 def has_arrived(broker: Broker, queue: Queue, command: c.TransportAck) -> None:
@@ -133,24 +137,25 @@ def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
 
 def _held_parts(
     broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
-    others: Callable[[Queue, list[Row]], list[Row]] = lambda _, rows: rows,
+    others: Callable[[Broker, Queue, list[Row]], list[Row]] = lambda _broker, _queue, rows: rows,
 ) -> Iterator[list[Row]]:  # fmt: skip
     """The named messages that this subscription leases, part by part. Others count as ignored,
     unless ``others`` handles them. At the end ``task.done["over"]`` says whether this was all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
+    read = isinstance(command, c.Cancel | c.Reject) and reads_what_dies(broker, queue)
     task.done["over"], found = False, False
     while not task.done["over"] and not budget.spent:
-        part = by_ids(broker, queue, task, ranges, budget, thaw=False)
+        part = by_ids(broker, queue, task, ranges, budget, read=read, thaw=False)
         task.done["over"] = part.last
         mine = [row for row in part.rows if row.holder == number]
         foreign = [row for row in part.rows if row.holder != number]
-        left = others(queue, foreign)
+        left = others(broker, queue, foreign)
         if len(left) < len(foreign):
             part.write_back(queue)
         ids = [row.id for row in left]
-        ignore(broker, queue, ids, command.subscription, "not leased to it")
+        ignore(broker, queue, ids, command.subscription, NOT_ITS_OWN)
         found = found or bool(mine) or len(left) < len(foreign)
         yield mine
     if not found:
@@ -197,18 +202,17 @@ def undeliverable(
     """Let messages die whose deliveries Kafka refuses (X5). Otherwise they would come back with
     each end of their lease, and be refused again. `gone` in the event: messages that had left the
     queue already, such as at-most-once ones."""
-    ranges, done = parse_ranges(command.ids), False
+    ranges, done, read = parse_ranges(command.ids), False, reads_what_dies(broker, queue)
     while not done and not budget.spent:
-        part = by_ids(broker, queue, task, ranges, budget)
+        part = by_ids(broker, queue, task, ranges, budget, read=read)
         done = part.last
         task.add("dead", len(part.rows))
         reason = Reason(command.reason)
         die(broker, queue, part.rows, Event.OVERSIZE, reason, detail=command.why)
     if done:
-        named = sum(high - low + 1 for low, high in ranges)
         dead = task.done["dead"]
         broker.queue_event(
-            queue, "message_undeliverable", messages=dead, gone=named - dead,
+            queue, "message_undeliverable", messages=dead, gone=count_ids(ranges) - dead,
             first=str(ranges[0][0]), topic=command.topic, why=command.why,
         )  # fmt: skip
     return done
@@ -247,19 +251,27 @@ def hand_back(
     return bool(task.done["over"])
 
 
-def _take_back_attempts(queue: Queue, rows: list[Row]) -> list[Row]:
+def _take_back_attempts(broker: Broker, queue: Queue, rows: list[Row]) -> list[Row]:
     """Take back one attempt of each message, not counting its current lease; returns the messages
     without one."""
-    left = []
-    for row in rows:
-        if row.deliveries <= (row.state == LEASED):
-            left.append(row)
-            continue
+    left = [row for row in rows if row.deliveries <= (row.state == LEASED)]
+    tried = [row for row in rows if row.deliveries > (row.state == LEASED)]
+    for row in tried:
         row.deliveries -= 1
+    _journal_counts(broker, queue, tried, LATE)
+    return left
+
+
+def _journal_counts(broker: Broker, queue: Queue, rows: list[Row], reason: str) -> None:
+    """Journal that messages have another number of deliveries, in the state that they had (R1)."""
+    for name, some in by_holder(queue, rows):
+        ids, ends = [row.id for row in some], [row.until for row in some]
+        event, counts = "renewed" if name else "returned", [row.deliveries for row in some]
+        broker.record(event, queue, ids, counts, name, reason, ends)
+    for row in rows:
         queue.dirty = True
         if row.lane and row.id in queue.live:
             queue.ready.changed(row)  # it may now count as never delivered (O4)
-    return left
 
 
 def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget: Budget) -> bool:
@@ -269,6 +281,7 @@ def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget
     if subscription.held:
         held = queue.leases[subscription.number]
         rows = sorted(islice(held.values(), max(budget.rows, 0)), key=by_arrival)
+        rows = rows[: afford_deaths(broker, queue, rows, budget)]
         budget.take(len(rows) + 1)
         come_back = apply if subscription.ending == MOVED else give_back
         come_back(
@@ -289,12 +302,11 @@ def begin_again(
 ) -> bool:
     """End all leases and reset all counts (R3); answers how many leases ended."""
     part = wanted(broker, queue, task, None, None, budget, thaw=False)
+    tried = [row for row in part.rows if row.deliveries and row.state != LEASED]
     for row in part.rows:
         row.deliveries = row.cancels = 0
     part.write_back(queue)
-    for row in part.rows:
-        if row.lane and row.id in queue.live:  # nothing of its lane is under way (O4)
-            queue.ready.changed(row)
+    _journal_counts(broker, queue, tried, WHY)
     held = [row for row in part.rows if row.state == LEASED]
     apply(broker, queue, held, Event.RETURN, reason=WHY)
     broker.touch(queue)

@@ -89,22 +89,21 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
     here, others = split_moving(broker, queue, command, part.rows)
     here = in_time(broker, queue, here, command.dry_run)
     stayed: dict[str, int] = task.done.setdefault("why", {})
-    going: list[tuple[Row, Match]] = []
+    going: list[Row] = []
     entered: list[Row] = []
     for row in here:
         found = _match_of_moved(broker, target, row)
         if isinstance(found, str):
             stayed[found] = stayed.get(found, 0) + 1
             continue
-        going.append((row, found))
+        going.append(row)
         if not command.dry_run:  # now, so that the quota check of the next message counts it
             entered.append(_enter(broker, found, row))
-    gone = [row for row, _ in going]
     if entered:
-        _leave_and_journal(
-            broker, queue, target, gone, entered, because(command, f"to {command.to}")
-        )
-    count, left = task.add("n", len(gone) + others), sum(stayed.values())
+        apply(broker, queue, going, Event.MOVE, reason=because(command, f"to {command.to}"))
+        record_entry(broker, target, entered, f"moved from {queue.definition.name}")
+        finish_entry(broker, target, entered)
+    count, left = task.add("n", len(going) + others), sum(stayed.values())
     task.result = {"count": count, "stayed": left, "why": dict(stayed)}
     if part.last and not command.dry_run:
         broker.queue_event(
@@ -131,15 +130,6 @@ def _enter(broker: Broker, found: Match, row: Row) -> Row:
     until = row.until if row.state == DELAYED else NEVER
     broker.spool.add_match(row)
     return put(broker, found, row, until, row.extras, TTL_OVER if is_over else row.ttl_ends)
-
-
-def _leave_and_journal(
-    broker: Broker, queue: Queue, target: Queue, gone: list[Row], entered: list[Row], why: str
-) -> None:
-    """Remove messages, and journal where the other queue got them from."""
-    apply(broker, queue, gone, Event.MOVE, reason=why)
-    record_entry(broker, target, entered, f"moved from {queue.definition.name}")
-    finish_entry(broker, target, entered)
 
 
 # ---------------------------------------------------------------- edit

@@ -37,8 +37,11 @@ def begin(broker: Broker, queue: Queue, command: Any, why: str = "", bounded: bo
             f"queue {queue.definition.name!r}: {len(waiting)} commands wait, at most "
             f"{broker.limits.pending_commands} are allowed: try again later"
         )
-    if type(command) is c.Unsubscribe:
-        _stop_delivery(queue, command, why)
+    if type(command) is c.Unsubscribe:  # nothing more is delivered, even while it has to wait
+        subscription = queue.subscription(command.subscription)
+        if subscription is not None:
+            subscription.ending = why or "closed"
+            queue.consumers.changed(subscription)
     task = Task(queue.definition.vpn, b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
@@ -48,14 +51,6 @@ def begin(broker: Broker, queue: Queue, command: Any, why: str = "", bounded: bo
     waiting.append(task)
     broker.touch(queue)
     broker.header.pending.setdefault(queue.number, _is_bulk(command))
-
-
-def _stop_delivery(queue: Queue, command: c.Unsubscribe, why: str) -> None:
-    """Deliver nothing more to a subscription that ends, even while its command has to wait."""
-    subscription = queue.subscription(command.subscription)
-    if subscription is not None:
-        subscription.ending = why or "closed"
-        queue.consumers.changed(subscription)
 
 
 def _advance(broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget) -> bool:

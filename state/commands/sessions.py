@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...expressions import predicate
+from ...protocol.bounds import BACKLOG_MAX
 from ...protocol.commands import Bye, Heartbeat, SetBacklog, Subscribe, Unsubscribe
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -21,7 +22,6 @@ from ..storage.row import NEVER
 from .leases import return_held
 from .multi_step_commands import begin
 
-BACKLOG_MAX = 1_000_000
 PRIORITY_MAX = 255
 
 

@@ -14,8 +14,9 @@ from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules.after_entry import forget_early_acks
+from ..rules.dead import afford_deaths
 from ..rules.returned_leases import expire, give_back
-from ..storage.row import DELAYED, LEASED, NEVER
+from ..storage.row import DELAYED, LEASED
 from .delivery import send_again
 
 
@@ -29,14 +30,16 @@ def act_on_deadlines(broker: Broker) -> None:
     due = broker.due_queues(broker.limits.due_names)
     if not due:
         return
-    budget = Budget(broker.part(broker.limits.due_rows))
-    again = Budget(broker.limits.again_rows, broker.limits.again_bytes)
+    limits = broker.limits
+    budget = Budget(broker.part(limits.due_rows), broker.part(limits.bulk_bytes))
+    again = Budget(limits.again_rows, limits.again_bytes)
     for at, queue in enumerate(due):
         if queue.header.deleted or queue.header.faulted:
             continue
         broker.at = queue
         broker.touch(queue)
-        share = Budget(max(budget.rows // (len(due) - at), 1), whole=budget)
+        n = len(due) - at
+        share = Budget(max(budget.rows // n, 1), max(budget.bytes // n, 1), budget)
         forget_early_acks(queue, broker.now, share)
         while not share.spent and _handle_rows(broker, queue, share):
             pass
@@ -48,11 +51,13 @@ def _handle_rows(broker: Broker, queue: Queue, budget: Budget) -> bool:
     """Handle some rows with passed deadlines; returns whether there were any."""
     now = broker.now
     rows = queue.due(now, budget)
-    expire(broker, queue, [row for row in rows if row.expires <= now])
-    over = [row for row in rows if row.until <= now]
-    give_back(broker, queue, [r for r in over if r.state == LEASED], Event.LEASE_END)
-    apply(broker, queue, [row for row in over if row.state == DELAYED], Event.DUE)
-    for row in rows:  # its lease ended, but it has yet to expire
-        if row.id in queue.live and row.expires != NEVER:
+    over = [row for row in rows if row.expires <= now or row.state == LEASED]
+    over = over[: afford_deaths(broker, queue, over, budget)]
+    expire(broker, queue, [row for row in over if row.expires <= now])
+    give_back(broker, queue, [row for row in over if row.state == LEASED], Event.LEASE_END)
+    due = [row for row in rows if row.state == DELAYED and row.expires > now]
+    apply(broker, queue, due, Event.DUE)
+    for row in rows:  # it has yet to expire, or was too much for the budget
+        if row.id in queue.live:
             queue.watch(row)
     return bool(rows)

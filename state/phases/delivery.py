@@ -8,6 +8,7 @@ or lost its payload. `selection` chooses the receivers.
 
 from __future__ import annotations
 
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ from ..queue.header import Subscription
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules import transport_acks
+from ..rules.dead import afford_deaths
 from ..rules.edits import dead_part, edited
 from ..rules.filter_matching import matching
 from ..rules.returned_leases import bury_oversize, expire
@@ -29,7 +31,7 @@ from .selection import Chosen, choose_messages
 
 ROUNDS = 64
 _facts = attrgetter("id", "number", "deliveries", "priority", "time", "expires")
-_number = attrgetter("number")
+_number, _deliveries = attrgetter("number"), attrgetter("deliveries")
 _DELIVER, _REDELIVER = Event.DELIVER, Event.REDELIVER  # reading them from the enum is slow
 
 
@@ -203,14 +205,11 @@ def _send(broker: Broker, queue: Queue, chosen: Chosen, contents: list[Any]) -> 
             )  # fmt: skip
             broker.mesh.send(queue, subscription, rows, own)
             continue
-        again = [row for row in rows if row.deliveries]
-        fresh = rows if not again else [row for row in rows if not row.deliveries]
-        for some, event in ((fresh, _DELIVER), (again, _REDELIVER)):
-            if some:
-                apply(
-                    broker, queue, some, event, holder=subscription, until=until,
-                    subscription=subscription.id,
-                )  # fmt: skip
+        for again, some in groupby(rows, _deliveries):  # numbered in the order of the record
+            apply(
+                broker, queue, list(some), _REDELIVER if again else _DELIVER, holder=subscription,
+                until=until, subscription=subscription.id,
+            )  # fmt: skip
         _emit_numbered(broker, queue, subscription, rows, own, until)
         if leaves_on_send(definition, subscription):
             apply(broker, queue, rows, Event.ACKNOWLEDGE, subscription=subscription.id)
@@ -313,8 +312,8 @@ def _barrier(broker: Broker, queue: Queue, share: Budget, looks: Budget) -> bool
     if row.state != READY:
         return False
     if row.expires <= broker.now:  # it is overdue: a budget ended before it expired
+        share.take(afford_deaths(broker, queue, [row], share))
         expire(broker, queue, [row])
-        share.take(1)
         return True
     content = broker.spool.content(row)
     if content is None:

@@ -18,6 +18,7 @@ from ..queue.consumers import UNLIMITED, Candidate, Kind, Order
 from ..queue.queue import Queue
 from ..queue.ready import FilterView
 from ..rules.active_set import first_inactive
+from ..rules.dead import afford_deaths
 from ..rules.filter_matching import Blocks, matching
 from ..rules.returned_leases import expire
 from ..storage.row import HIGHEST, LOWEST, Row
@@ -144,7 +145,8 @@ class Search:
             if self.looks.spent:
                 self.unfinished = True
                 return None
-            self.looks.take(1)  # it is overdue: a budget ended before it expired
+            # It is overdue: a budget ended before it expired.
+            self.looks.take(afford_deaths(self.broker, self.queue, [row], self.looks))
             expire(self.broker, self.queue, [row])
 
     def _first_of_all(self) -> Row | None:

@@ -146,7 +146,7 @@ class Broker:
         self.reconfigured = False
         self.more_to_do = False  # the next step is due at once
         limits = self.limits
-        self.command_budget = Budget(limits.command_rows)
+        self.command_budget = Budget(limits.command_rows, limits.bulk_bytes)
         self.bulk_budget = Budget(self.part(limits.bulk_rows), self.part(limits.bulk_bytes))
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition

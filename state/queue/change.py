@@ -94,7 +94,7 @@ def apply(
     # each lease's holder.
     parts = [(subscription, rows)]
     if not subscription and event is not _ACKNOWLEDGE:
-        parts = _by_holder(queue, rows)
+        parts = by_holder(queue, rows)
     if to == GONE:
         if event is _CANCEL_LAST:
             for row in rows:
@@ -253,7 +253,7 @@ def _leave_generation(queue: Queue, row: Row) -> None:
         del header.barriers[row.generation]
 
 
-def _by_holder(queue: Queue, rows: list[Row]) -> list[tuple[str, list[Row]]]:
+def by_holder(queue: Queue, rows: list[Row]) -> list[tuple[str, list[Row]]]:
     """Rows by the subscription that leases each one."""
     if not any(row.holder for row in rows):  # most often
         return [("", rows)]

@@ -5,6 +5,8 @@ Only facts: what can be derived is in `queue`, which computes it again after a l
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -144,6 +146,7 @@ class QueueFacts(msgspec.Struct):
 
 
 ENTERED_MAX = 1_000  # ranges of ids that are remembered
+_first, _last = itemgetter(0), itemgetter(1)
 
 
 def note_entered(taken: Ranges, first: int, last: int) -> None:
@@ -161,3 +164,11 @@ def has_entered(taken: Ranges, number: int) -> bool:
     such an id is late, any other may be early (L9)."""
     forgotten = len(taken) >= ENTERED_MAX and number < taken[0][0]
     return forgotten or within(number, taken)
+
+
+def entered_between(taken: Ranges, low: int, high: int, least: int) -> Ranges:
+    """The ids between low and high for which `has_entered` is true, as ranges. Below ``least`` only
+    those that are remembered."""
+    found = taken[bisect_left(taken, low, key=_last) : bisect_right(taken, high, key=_first)]
+    forgotten = len(taken) >= ENTERED_MAX and taken[0][0] > least
+    return [[least, taken[0][0] - 1], *found] if forgotten else found

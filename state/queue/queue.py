@@ -55,9 +55,9 @@ class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_consumers", "_hidden", "_put", "cold", "deadlines", "dirty", "dropped", "early",
-        "fresh", "header", "later", "leases", "limits", "live", "number", "plain_match", "program",
-        "program_of", "ready", "spool", "store", "wanted",
+        "_consumers", "_hidden", "_put", "ages", "ages_end", "cold", "deadlines", "dirty",
+        "dropped", "early", "fresh", "header", "later", "leases", "limits", "live", "number",
+        "plain_match", "program", "program_of", "ready", "spool", "store", "wanted",
     )  # fmt: skip
 
     header: QueueHeader
@@ -68,6 +68,7 @@ class Queue:
     cold: Runs  # ready rows in delivery order
     later: Runs  # delayed rows by due time
     early: IdRanges  # acks that came before their messages (L9)
+    ages: list[tuple[int, int]]  # heap of (seq, id), for `describe`; later rows are not in it
 
     def __init__(self, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> None:
         self.store, self.spool, self.limits = store, spool, limits
@@ -79,6 +80,7 @@ class Queue:
         self.wanted = header.again  # a message may be deliverable since something changed
         self.dirty = True  # it differs from its page
         self.dropped = False
+        self.ages, self.ages_end = [], 0
         self.program: Any = None  # its compiled expressions, see `entry_checks`
         self.plain_match: Any = None  # see `entry_checks`
         self.program_of: QueueDefinition | None = None
@@ -210,10 +212,8 @@ class Queue:
     def deadline(self) -> int:
         """When the queue needs a step, epoch ms, or NEVER."""
         header = self.header
-        if header.faulted:
-            return NEVER
-        if header.again:
-            return 0
+        if header.faulted or header.again:
+            return NEVER if header.faulted else 0
         at = self._next_deadline() if self.deadlines else NEVER
         if self.early.ranges:
             at = min(at, self.early.next_end())
@@ -315,24 +315,20 @@ class Queue:
     def thaw(self, runs: Runs, segment: Segment, rows: list[Row], rest: list[Row]) -> None:
         """Make rows of a segment live. rest: the rows that stay in it."""
         runs.replace(segment, rest, rows)
-        self.admit(rows)
-        self._left_cold(rows)
-        self.dirty = True
+        self._warm(rows)
 
     def thaw_delayed(self) -> bool:
         """With an active set (R5), make a segment of delayed rows live; returns whether it did."""
         if self.definition.target_queue_depth is None or not self.later.rows:
             return False
-        self.admit(self.later.take())
-        self.dirty = self.wanted = True
+        self._warm(self.later.take())
+        self.wanted = True
         return True
 
     def thaw_first(self) -> int:
         """Make the first segment of cold rows live; returns how many rows that are."""
         rows = self.cold.take()
-        self.admit(rows)
-        self._left_cold(rows)
-        self.dirty = True
+        self._warm(rows)
         if len(self.live) - self._have_to_stay() > 2 * self.limits.live_rows:
             self.spill(self.limits.live_rows)
         return len(rows)
@@ -388,9 +384,15 @@ class Queue:
         self.ready.park_rows(waiting, segment.number)
         self.dirty = True
 
-    def _left_cold(self, rows: list[Row]) -> None:
-        """Update the views after cold rows became live: later rows of their lanes may be
-        deliverable now (O4). A view that remembers many more rows than are cold forgets them."""
+    def _warm(self, rows: list[Row]) -> None:
+        """Make rows live that have left the cold part. Later rows of their lanes may be deliverable
+        now (O4). A view that remembers many more rows than are cold forgets them."""
+        self.admit(rows)
+        self.dirty = True
+        if len(self.ages) > 2 * len(self.live):
+            self.ages, self.ages_end = [], 0
+        for row in [row for row in rows if row.seq < self.ages_end]:
+            heappush(self.ages, (row.seq, row.id))
         most = 2 * self.cold.rows + SKIPPED_MORE
         for view in self.ready.views.values():
             first = {row.lane for row in rows if view.skipped.get(row.lane) == row.key}

@@ -15,23 +15,34 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ...expressions import predicate
-from ...protocol.ids import COUNTER_BITS, COUNTER_MASK, ID_MAX, Ranges, join_ranges, make_id, within
+from ...protocol.commands import Ack
+from ...protocol.ids import (
+    COUNTER_BITS,
+    COUNTER_MASK,
+    ID_MAX,
+    Ranges,
+    count_ids,
+    join_ranges,
+    make_id,
+    within,
+)
 from ..limits import PASSED_OVER, Budget
 from ..queue.broker import Broker
-from ..queue.header import Task, has_entered
+from ..queue.header import Task, entered_between, has_entered
 from ..queue.queue import Queue
-from ..storage.ranges import union
+from ..storage.ranges import without
 from ..storage.row import DELAYED, LOWEST, MOVING, Row, by_arrival
 from ..storage.runs import Runs
 from ..storage.segments import Segment
 from . import after_entry
 from .active_set import first_inactive
-from .filter_matching import Blocks, matching
+from .filter_matching import afforded, matching
 
 LOOK_UP_MAX = 1_024  # up to this many ids are always looked up one by one
 EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set of ids
@@ -136,8 +147,9 @@ def wanted(
             rows = [row for row in rows if within(row.id, ranges)]
         n = min(len(rows), max(budget.rows, 1))
         if read or where is not None:
-            n = _afforded(broker, rows[:n], where or "", budget)
-        _count(n, found, budget)
+            n = afforded(broker, rows[:n], where or "", budget)
+        passed = sum(len(all_rows) for _, all_rows in found.cold) - n
+        budget.take(n + max(passed // PASSED_OVER, 1) if found.cold else n)
         following = None if found.end is None else found.end + 1
         if n < len(rows):
             following = runs.by(rows[n])
@@ -172,26 +184,6 @@ def split_moving(
     return here, broker.mesh.forward_for_moving(queue, command, ids)
 
 
-def _afforded(broker: Broker, rows: list[Row], where: str, budget: Budget) -> int:
-    """How many rows have payloads that the budget can read, from the first on, at least one. Takes
-    the payloads and their blocks from the budget."""
-    sizes = [row.size + len(where) for row in rows]
-    n, cost, blocks = 0, 0, Blocks(broker)
-    for row in rows[: budget.fits(sizes)]:
-        cost += 1 + broker.limits.block_rows * blocks.opens(row)
-        if n and cost > budget.rows:
-            break
-        n += 1
-    budget.take(cost - n, sum(sizes[:n]))
-    return n
-
-
-def _count(n: int, found: RowWindow, budget: Budget) -> None:
-    """Take ``n`` rows of a window from the budget, and a fraction of the others that were read."""
-    passed = sum(len(all_rows) for _, all_rows in found.cold) - n
-    budget.take(n + max(passed // PASSED_OVER, 1) if found.cold else n)
-
-
 def _add_cold(
     queue: Queue, part: Part, runs: Runs, cold: list[tuple[Segment, list[Row]]], meant: list[Row],
     thaw: bool,
@@ -220,20 +212,23 @@ def _meets(ranges: Ranges, first: int, last: int) -> bool:
 
 def by_ids(
     broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget, *,
-    thaw: bool = True, moving: bool = False,
+    read: bool = False, thaw: bool = True, moving: bool = False,
 ) -> Part:  # fmt: skip
-    """The next messages of a queue whose ids are in these ranges."""
+    """The next messages of a queue whose ids are in these ranges. read, thaw, moving: see
+    `wanted`."""
     if "until" not in task.done:
-        part = _all_live(queue, ranges, budget)
+        part = None if read else _all_live(queue, ranges, budget)
         if part is not None:  # most often
             return part
         task.done["until"] = broker.spool.next_id()  # ids from here on do not exist yet
         # With more ids than messages, scanning the queue is cheaper.
-        spanned = sum(high - low + 1 for low, high in _existing(broker, task, ranges))
+        spanned = count_ids(_existing(broker, task, ranges))
         task.done["wide"] = spanned > max(LOOK_UP_MAX, queue.header.depth)
     ranges = _existing(broker, task, ranges)
     if task.done["wide"]:
-        return wanted(broker, queue, task, None, ranges, budget, thaw=thaw, moving=moving)
+        return wanted(
+            broker, queue, task, None, ranges, budget, read=read, thaw=thaw, moving=moving
+        )  # fmt: skip
     has_cold, most = queue.cold.rows or queue.later.rows, budget.rows
     if has_cold:  # reading a segment for each must not overdraw the budget
         most = min(most, most * PASSED_OVER // broker.limits.segment_rows + 1)
@@ -251,8 +246,13 @@ def by_ids(
             else:
                 part.rows.append(row)
     budget.take(named)
+    n = afforded(broker, part.rows, "", budget) if read else len(part.rows)
+    if n < len(part.rows):  # go on with the first that is too much
+        following = part.rows[n].id
+        part.rows, missing = part.rows[:n], [one for one in missing if one < following]
     if has_cold and missing:
         _find_cold(queue, part, missing, budget, thaw)
+        budget.take(0, sum(row.size for row in part.rows[n:]) if read else 0)
     task.cursor, part.last = str(following or 0), following is None
     return part
 
@@ -327,39 +327,49 @@ def ignore(broker: Broker, queue: Queue, ids: list[int], subscription: str, why:
         broker.record("ack_ignored", queue, ids, subscription=subscription, reason=why)
 
 
-def keep_ids_ahead(broker: Broker, queue: Queue, ranges: Ranges, subscription: str) -> None:
-    """Keep an ack for ids that do not exist yet, until their messages come (L9)."""
-    next_id = broker.spool.next_id()
-    if not ranges or ranges[-1][1] < next_id:  # most often
-        return
-    last = make_id(broker.home.number, COUNTER_MASK)
-    ahead = [(max(low, next_id), min(high, last)) for low, high in ranges if high >= next_id]
-    ahead = [(low, high) for low, high in ahead if low <= high]
-    after_entry.keep_early_acks(broker, queue, ahead, subscription)
-
-
-def ignore_missing(broker: Broker, queue: Queue, part: Part, subscription: str) -> None:
+def ignore_missing(
+    broker: Broker, queue: Queue, task: Task, part: Part, ranges: Ranges, command: Ack
+) -> None:
     """Handle named ids that the queue does not have. An ack for an id that has left is ignored
-    (L8), for an id that never entered it is kept (L9). Only the first `Limits.ignored_acks` are
-    handled."""
-    if sum([high - low + 1 for low, high in part.named]) == len(part.rows):
+    (L8), for an id that never entered it is kept (L9). The journal names ids that were looked up,
+    at most `Limits.ignored_acks`; a scan only counts them."""
+    if "until" not in task.done:
+        return  # all are here
+    if "gone" not in task.done:
+        _keep_early_acks(broker, queue, task, ranges, command)
+    if command.quiet:
+        return
+    if task.done["wide"]:
+        gone = task.add("gone", -len(part.rows))
+        if part.last and gone > 0:
+            queue.count("ack_ignored", gone)
+            broker.touch(queue)
+            vpn, name = queue.definition.vpn, queue.definition.name
+            why = f"{gone} of {ranges[0][0]}-{ranges[-1][1]}: not in the queue"
+            broker.note("ack_ignored", vpn, name, command.subscription, why)
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
-    late: list[int] = []
-    never: list[int] = []
-    left = broker.limits.ignored_acks
-    for low, high in part.named:
-        for number in range(low, high + 1):
-            if number in here:
-                continue
-            if not left:
-                break
-            left -= 1
-            # Ids of other brokers may be anywhere.
-            if number >> COUNTER_BITS != broker.home.number or has_entered(taken, number):
-                late.append(number)
-            else:
-                never.append(number)
-    ignore(broker, queue, late, subscription, "not in the queue")
-    ranges = union([number, number] for number in never)
-    after_entry.keep_early_acks(broker, queue, ranges, subscription)
+    named = (number for low, high in part.named for number in range(low, high + 1))
+    late = (
+        number for number in named if number not in here
+        # Ids of other brokers may be anywhere.
+        and (number >> COUNTER_BITS != broker.home.number or has_entered(taken, number))
+    )  # fmt: skip
+    ids = list(islice(late, broker.limits.ignored_acks))
+    ignore(broker, queue, ids, command.subscription, "not in the queue")
+
+
+def _keep_early_acks(
+    broker: Broker, queue: Queue, task: Task, ranges: Ranges, command: Ack
+) -> None:
+    """Keep an ack for this broker's ids that have never been in the queue, and count those that
+    have. `quiet`: other brokers get the same ack, so only ids that do not exist yet are kept."""
+    first, last = make_id(broker.home.number, 0), make_id(broker.home.number, COUNTER_MASK)
+    entered = entered_between(queue.header.taken, ranges[0][0], ranges[-1][1], first)
+    never = [(low, high) for low, high in without(list(map(list, ranges)), entered)]
+    existing = _existing(broker, task, ranges), _existing(broker, task, never)
+    task.done["gone"] = count_ids(existing[0]) - count_ids(existing[1])
+    least = task.done["until"] if command.quiet else first
+    early = [(max(low, least), min(high, last)) for low, high in never]
+    early = [(low, high) for low, high in early if low <= high]
+    after_entry.keep_early_acks(broker, queue, early, command.subscription)

@@ -12,13 +12,15 @@ from typing import Any
 import msgspec
 
 from ...protocol.errors import Reason
+from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import enter
 from ..queue.queue import Queue
 from ..storage.row import DELAYED, MOVING, NEVER, TTL_OVER, Row
 from .after_entry import apply_early_ack, keep_last, will_leave
 from .edits import AGAIN, FIRST, TRANSIT, carried_on, dead_part, edits_part
-from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match, program_of
+from .entry_checks import Match, expires_at, has_already, match, over_quota, plain_match
+from .filter_matching import afforded
 
 NOT_ELIGIBLE, FULL = "not eligible", "dead message queue full"
 DEAD_OF = ", dead of "  # in the journal, before the reason of an earlier death
@@ -44,7 +46,19 @@ def bury(broker: Broker, queue: Queue, rows: list[Row], reason: str, detail: str
             "deliveries": row.deliveries, "detail": detail, **carried_on(row.extras),
         }  # fmt: skip
         _move(broker, queue, target, row, about)
-    _account(broker, queue, moved, discarded)
+    name = queue.definition.dead_message_queue
+    if moved:
+        queue.count("dead_lettered", len(moved))
+        broker.record("dead_lettered", queue, [row.id for row in moved], reason=name or "")
+    for why, lost in discarded.items():
+        queue.count("discarded", len(lost))
+        broker.record("discarded", queue, [row.id for row in lost], reason=why)
+        broker.spool.release(lost, queue.header.vpn_number)
+        if name and why != NOT_ELIGIBLE:
+            broker.queue_event(
+                queue, "dead_message_queue_unusable", dead_message_queue=name, why=why,
+                messages=len(lost),
+            )  # fmt: skip
 
 
 def find_any(broker: Broker, vpn: str, name: str) -> Queue | None:
@@ -66,6 +80,25 @@ def _target(broker: Broker, queue: Queue) -> tuple[Queue | None, str]:
     return target, ""
 
 
+def _reads_dead(target: Queue) -> bool:
+    """Whether a dead message queue reads the payloads of the messages that enter it."""
+    d = target.definition
+    return bool(d.priority or d.barrier_expression or d.partition_key)
+
+
+def reads_what_dies(broker: Broker, queue: Queue) -> bool:
+    """Whether the payloads of messages that die in a queue are read."""
+    d = queue.definition
+    target = broker.find(d.vpn, d.dead_message_queue or "")
+    return target is not None and _reads_dead(target)
+
+
+def afford_deaths(broker: Broker, queue: Queue, rows: list[Row], budget: Budget) -> int:
+    """How many of these messages may die now, from the first on, at least one. Takes what that
+    reads from the budget."""
+    return afforded(broker, rows, "", budget) if reads_what_dies(broker, queue) else len(rows)
+
+
 def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str, Any]) -> None:
     """Put a message into the dead message queue. A queue has a message only once."""
     if has_already(broker, target, row):
@@ -73,7 +106,7 @@ def _move(broker: Broker, queue: Queue, target: Queue, row: Row, about: dict[str
         broker.spool.release([row], queue.header.vpn_number)
         return
     content, found = None, None
-    if program_of(target) is not None:
+    if _reads_dead(target):
         content = broker.spool.content(row)
     if content is not None:
         found = match(target, content[0], row.priority, content[1], is_dead=True)
@@ -114,24 +147,6 @@ def record_entry(broker: Broker, queue: Queue, rows: list[Row], source: str) -> 
         ids, counts = [row.id for row in some], [row.deliveries for row in some]
         ends = [row.until if row.state == DELAYED else NEVER for row in some]
         broker.record("spooled", queue, ids, counts, reason=reason, until=ends)
-
-
-def _account(
-    broker: Broker, queue: Queue, moved: list[Row], discarded: dict[str, list[Row]]
-) -> None:
-    name = queue.definition.dead_message_queue
-    if moved:
-        queue.count("dead_lettered", len(moved))
-        broker.record("dead_lettered", queue, [row.id for row in moved], reason=name or "")
-    for why, rows in discarded.items():
-        queue.count("discarded", len(rows))
-        broker.record("discarded", queue, [row.id for row in rows], reason=why)
-        broker.spool.release(rows, queue.header.vpn_number)
-        if name and why != NOT_ELIGIBLE:
-            broker.queue_event(
-                queue, "dead_message_queue_unusable", dead_message_queue=name, why=why,
-                messages=len(rows),
-            )  # fmt: skip
 
 
 def join(broker: Broker, target: Queue, number: int, about: dict[str, Any]) -> None:

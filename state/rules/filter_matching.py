@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 
 from ...expressions import compile_program, is_true
+from ..limits import Budget
 from ..queue.broker import Broker
 from ..storage.row import Row
 
@@ -36,3 +37,17 @@ class Blocks:
             return False
         self._recent.append(row.block)
         return True
+
+
+def afforded(broker: Broker, rows: list[Row], where: str, budget: Budget) -> int:
+    """How many rows have payloads that the budget can read, from the first on, at least one. Takes
+    the payloads and their blocks from the budget."""
+    sizes = [row.size + len(where) for row in rows]
+    n, cost, blocks = 0, 0, Blocks(broker)
+    for row in rows[: budget.fits(sizes)]:
+        cost += 1 + broker.limits.block_rows * blocks.opens(row)
+        if n and cost > budget.rows:
+            break
+        n += 1
+    budget.take(cost - n, sum(sizes[:n]))
+    return n

@@ -139,6 +139,42 @@ def test_C3_a_closing_connection_waits_for_a_closing_consumer() -> None:
     assert bench.stored() == []
 
 
+def test_C4_an_ack_beside_a_cancel_of_its_message_takes_no_later_ones_along(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread cancels the message while this one acknowledges it."""
+    consumer = bench.consumer(ack_mode="client")
+    send(bench, 3)
+    first, *_ = drain(consumer)
+    settler = consumer._settling
+    is_held = settler._check_held
+
+    def canceled_meanwhile(message: Any) -> bool:
+        found = is_held(message)
+        monkeypatch.undo()
+        message.cancel("1h")
+        return found
+
+    monkeypatch.setattr(settler, "_check_held", canceled_meanwhile)
+    first.ack()
+    consumer.send_acks()
+    assert (bench.seen()["acknowledged"], bench.seen()["leased"]) == (0, 2)
+
+
+@pytest.mark.parametrize("taken", [1, 3])
+def test_L13_an_ack_up_to_a_message_follows_the_order_of_receipt(bench: Bench, taken: int) -> None:
+    """Whether the application has received it, or it waits in the client."""
+    bench.define(max_per_subscription_backlog=9, priority="/n")
+    sent = send(bench, 4)
+    consumer = bench.consumer(backlog=9)
+    held = consumer.receive_many(taken, 0)
+    consumer.ack(up_to=sent[2])
+    assert ids(bench.admin.browse("orders")) == [sent[1], sent[0]]
+    assert ids(drain(consumer)) == [sent[1], sent[0]][max(taken - 2, 0) :]
+    held[0].ack()  # nothing is left to do
+    assert bench.seen()["ack_ignored"] == 0
+
+
 # ---------------------------------------------------------------- on the wire
 
 

@@ -101,9 +101,9 @@ class Life:
                 self.deliveries += 1
             case "renewed":
                 self.goes("leased", row)
-            case "canceled":
+            case "canceled" | "returned":
                 self.goes("delayed" if row["until"] else "ready", row)
-            case "returned" | "lease_ended" | "ready":
+            case "lease_ended" | "ready":
                 self.goes("ready", row)
             case "dead_lettered" | "discarded" | "ack_ignored" | "deferred_ack" | "edited":
                 return

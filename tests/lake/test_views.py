@@ -20,10 +20,12 @@ from lake.on_files import MESSAGES, Recorded, by_day, write_table
 from lakequeue import ConfigError, LakequeueError
 from lakequeue.lake import open_lake, trace
 from lakequeue.lake.views import states_after
+from lakequeue.protocol import commands as c
 from lakequeue.state.storage.row import DELAYED, GONE, LEASED, MOVING, READY
 from rules.harness import Bench, drain, start
 from rules.mesh import Mesh, ids, local, shared
 from rules.scenario import Runner, load
+from rules.steps import subscribe
 
 SQL_PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "sql.md"
 
@@ -276,6 +278,40 @@ def test_R1_H4_each_attempt_at_a_message_counts_once_and_is_traced_in_order() ->
         ("transferred", 2, "gone"),
     ]  # fmt: skip
     assert told[9:] == [("returned", 3, "ready")]
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "leased"])
+def test_R1_L5_an_attempt_that_is_taken_back_late_is_not_in_the_tables(
+    bench: Bench, recorded: Recorded, state: str
+) -> None:
+    bench.define(lease_period="1h")
+    number, ask = bench.send(), bench.connection.request
+    ask(subscribe("a"))
+    ask(c.Unsubscribe(queue="orders", subscription="a"))
+    if state != "ready":
+        ask(subscribe("b"))
+    if state == "delayed":
+        ask(c.Cancel(queue="orders", subscription="b", ids=number, delay_ms=1_000))
+    ask(c.Returned(queue="orders", subscription="a", ids=number))
+    with recorded.lake() as lake:
+        assert queued_agrees(lake, bench.admin) == 1
+        assert rows(lake, "SELECT state FROM queued") == [{"state": state}]
+        assert lifecycle_adds_up(lake, bench.engine.journal()) == 1
+
+
+def test_R1_R3_deliveries_count_from_zero_in_the_tables_too(
+    bench: Bench, recorded: Recorded
+) -> None:
+    """After a rebuild, which begins with this command."""
+    bench.define(max_per_subscription_backlog=9)
+    for _ in range(3):
+        bench.send()
+    first, second, _ = drain(bench.consumer())
+    first.cancel()
+    second.cancel(delay="1h")
+    bench.instruct(c.BeginAgain(queue="orders"))
+    with recorded.lake() as lake:
+        assert queued_agrees(lake, bench.admin) == 3
 
 
 def test_M6_dead_is_what_died_and_not_what_came_from_another_broker() -> None:

@@ -34,6 +34,7 @@ ENDS = {
     "acknowledged", "expired", "consumer_rejected", "purged", "replaced", "redriven", "deleted",
 }  # fmt: skip
 BACK = {"returned", "lease_ended", "canceled"}
+LATE = "untouched, told late"  # only an attempt is taken back (L5)
 GIVEN = {"delivered", "redelivered"}
 # The events that may follow a cancel, a return or the end of a lease within the same step (L5, L6).
 COUNTED = ("acknowledged", "expired", "purged", "replaced", "redriven", "canceled", "spooled")
@@ -100,7 +101,8 @@ class Auditor:
             self.holder[place] = row["subscription"]
             told[queue, row["subscription"], number] += 1
         elif event in BACK:
-            assert self.holder.get(place), f"{row}: nobody held it"
+            held = self.holder[place] is not None
+            assert held is (row["reason"] != LATE), f"{row}: held by {self.holder[place]}"
             self.holder[place] = None
         elif event in ENDS:
             assert place in self.holder, f"{row}: it is not in the queue"

@@ -180,13 +180,9 @@ class Walk:
             self.say(c.Ack, flow, ids=",".join(map(str, held)))
 
     def do_up_to(self, which: int, message: int) -> None:
-        """L13. Silent: the order of a cumulative ack where priorities differ."""
-        flow = self.pick(which)
-        held = self.held(flow) if flow else []
-        if flow is not None and held and all(e.rank == held[0].rank for e in held):
-            last = sorted(e.id for e in held)[message % len(held)]
-            self.model.acknowledge(flow, [e.id for e in held if e.id <= last])
-            self.say(c.Ack, flow, up_to=str(last))
+        for flow, number in self.pick_held(which, message):
+            self.model.acknowledge_up_to(flow, number)
+            self.say(c.Ack, flow, up_to=str(number))
 
     def do_ack_early(self, which: int, ahead: int) -> None:
         if flow := self.pick(which):

@@ -86,9 +86,7 @@ class OnModel:
             case c.Ack(where=str() as where):
                 model.acknowledge_where(flow, where)
             case c.Ack(up_to=str() as last):
-                entries = model.queues[flow.queue].entries
-                held = [e.id for e in entries if e.holder is flow and e.id <= int(last)]
-                model.acknowledge(flow, held)
+                model.acknowledge_up_to(flow, int(last))
             case c.Ack():
                 model.acknowledge(flow, numbers)
             case c.Cancel(delay_ms=delay):

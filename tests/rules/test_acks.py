@@ -4,6 +4,7 @@ scenarios/expiry_and_spool.txt and leases.txt."""
 import pytest
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
+from lakequeue.state.rules import command_targets
 from rules.harness import Bench, drain
 from rules.steps import body, define, delivered, described, started, subscribe
 
@@ -60,6 +61,60 @@ def test_L13_a_cumulative_ack_removes_no_message_that_was_delivered_after_it() -
     steps.run(publishes=[("orders", body(p=p)) for p in (1, 9, 9)])
     assert delivered(steps.run([c.Ack(queue="orders", up_to="3", subscription="a")])) == [1]
     assert (described(steps)["acknowledged"], described(steps)["leased"]) == (2, 1)
+
+
+@pytest.mark.parametrize(("last", "left"), [("3", [2, 1]), ("2", [1]), ("1", [])])
+def test_L13_a_cumulative_ack_follows_the_order_of_delivery(last: str, left: list[int]) -> None:
+    steps = started(define(max_per_subscription_backlog=9, priority="/p"))
+    steps.run(publishes=[("orders", body(p=p)) for p in (1, 2, 3)])
+    assert delivered(steps.run([subscribe("a")])) == [3, 2, 1]
+    steps.run([c.Ack(queue="orders", up_to=last, subscription="a")])
+    steps.run([c.Unsubscribe(queue="orders", subscription="a")])
+    assert delivered(steps.run([subscribe("b")])) == left
+
+
+def test_L13_a_message_delivered_again_comes_before_those_that_follow_it_in_the_record() -> None:
+    steps = started(define(max_per_subscription_backlog=9), subscribe("a", 1))
+    steps.run(publishes=[("orders", b"{}")] * 3)
+    steps.run([c.Unsubscribe(queue="orders", subscription="a")])
+    assert delivered(steps.run([subscribe("b")])) == [1, 2, 3]
+    steps.run([c.Ack(queue="orders", up_to="1", subscription="b")])
+    assert described(steps)["leased"] == 2
+
+
+def test_L8_L13_a_cumulative_ack_of_a_message_that_is_not_held_has_no_effect() -> None:
+    steps = started(define(), subscribe("a"), subscribe("b"))
+    steps.run(publishes=[("orders", b"{}")] * 3)
+    for last in ("2", "3", "99"):  # another's, nobody's, unknown
+        steps.run([c.Ack(queue="orders", up_to=last, subscription="a")])
+    seen = described(steps)
+    assert (seen["acknowledged"], seen["ack_ignored"]) == (0, 3)
+
+
+@pytest.mark.parametrize("rows", [1, 1_000], ids=["in many steps", "in one step"])
+@pytest.mark.parametrize("looked_up", [0, 1_000], ids=["scanned", "looked up"])
+def test_L8_L9_a_wide_range_treats_each_id_as_a_narrow_one(
+    looked_up: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command_targets, "LOOK_UP_MAX", looked_up)
+    keys, limits = {"max_per_subscription_backlog": 9}, Limits(command_rows=rows)
+    steps = started(define("others"), define(**keys), subscribe("a"), limits=limits)
+    for name in ("orders", "orders", "others", "others", "orders"):
+        steps.run(publishes=[(name, b"{}")])
+    steps.run([c.Ack(queue="orders", subscription="a", ids="1")])
+    steps.run([c.Ack(queue="orders", subscription="a", ids="1-7")])
+    assert (described(steps)["acknowledged"], described(steps)["ack_ignored"]) == (3, 1)
+    steps.run([c.Move(queue="others", to="orders")], [("orders", b"{}")] * 3)
+    seen = described(steps)
+    assert (seen["acknowledged"], seen["ack_ignored"], seen["depth"]) == (7, 1, 1)
+
+
+def test_L8_L9_ids_that_no_broker_gave_out_do_not_count_one_by_one() -> None:
+    """Otherwise the counter would soon be larger than a page can store."""
+    steps = started(define(), subscribe("a"), limits=Limits(early_acks=1))
+    for ids in ("1000", f"2000-{2**48 - 1}", f"1-{2**64 - 1}"):
+        steps.run([c.Ack(queue="orders", subscription="a", ids=ids)])
+    assert described(steps)["ack_ignored"] <= 2
 
 
 def test_L9_a_range_of_early_acks_is_not_split_beyond_the_limit() -> None:

@@ -256,6 +256,7 @@ class Consumer:
         seen = Seen(delivery, count, queue, number, (body["p"], body["s"]), subscription)
         is_new = self._accounts.delivered(seen, body)
         if is_new and subscription == self.subscription and self.mode != "none":
+            self.held.pop(number, None)  # the order is that of receipt (L13)
             self.held[number] = seen
             if self.mode == "auto":
                 self.settle("ack", [number])
@@ -281,8 +282,9 @@ class Consumer:
         if what in ("ack", "up_to"):
             if what == "up_to":
                 a.happened.add("up_to")
-                ids = [one for one in self.held if one <= max(ids)]
-                command = c.Ack(**place, up_to=str(max(ids)))  # type: ignore[arg-type]
+                held, last = list(self.held), ids[-1]
+                ids = held[: held.index(last) + 1]
+                command = c.Ack(**place, up_to=str(last))  # type: ignore[arg-type]
             else:
                 command = c.Ack(**place, ids=named)  # type: ignore[arg-type]
             a.acked.update((self.queue, one) for one in ids)

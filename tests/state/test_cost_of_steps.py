@@ -15,7 +15,8 @@ from lakequeue.protocol.ids import format_ranges
 from lakequeue.protocol.outputs import Deadline, Deliveries, Journal, Reply
 from lakequeue.state import Batch, DictStore, Limits
 from lakequeue.state.limits import PASSED_OVER, divisor
-from rules.steps import REPLY, Steps, define, delivered, subscribe
+from lakequeue.state.rules import dead
+from rules.steps import REPLY, Steps, define, delivered, described, subscribe
 from state.counting_store import CountingStore
 
 # Smaller than the real limits in proportion to the number of messages: sixty segments.
@@ -271,6 +272,72 @@ def test_P1_R6_L9_L8_a_steps_cost_is_a_sum_and_no_product(name: str) -> None:
         records = steps.command_records(commands), steps.publish_records(publishes)
         cost.append(lines(steps, Batch(*records))[0])
     assert cost[1] <= 2.5 * cost[0], f"{cost} lines"
+
+
+def test_L8_ids_that_are_gone_cost_nothing_one_by_one() -> None:
+    steps, cost = Steps(checked=False), []
+    steps.run([define()], [("orders", b"{}")] * 3_000)
+    for ids in ("1-3000", "1-1500", "1-3000"):
+        ack = c.Ack(queue="orders", ids=ids)
+        cost.append(lines(steps, Batch(steps.command_records([ack])))[0])
+    assert described(steps)["ack_ignored"] == 4_500
+    assert cost[2] <= cost[1] + 10, f"{cost} lines"
+
+
+@pytest.mark.parametrize("keys", [{}, {"priority": "/p"}], ids=str)
+def test_R6_describing_a_queue_again_does_not_look_at_every_message(keys: dict[str, Any]) -> None:
+    cost, command = [], c.Describe(queue="orders", reply=REPLY)
+    for depth in (100, 3_000):
+        steps = Steps(checked=False)
+        steps.run([define(max_per_subscription_backlog=50, **keys), subscribe("a", 50)])
+        steps.run([command], [("orders", b"{}")] * depth)
+        steps.run([command, c.Ack(queue="orders", subscription="a", ids="1-3")])
+        cost.append(lines(steps, Batch(steps.command_records([command])))[0])
+    assert cost[1] <= cost[0] + 10, f"{cost} lines"
+
+
+# How messages die, by name: keys of the queue, and the command.
+IDS = {"queue": "orders", "subscription": "a", "ids": "1-40"}
+DEATHS: dict[str, tuple[dict[str, Any], list[c.Command]]] = {
+    "expired": ({"expiration": "1s"}, []),
+    "rejected": ({}, [c.Reject(**IDS)]),
+    "canceled": ({"max_cancels": 1}, [c.Cancel(**IDS)]),
+    "returned": ({"max_deliveries": 1}, [c.Unsubscribe(queue="orders", subscription="a")]),
+    "lease ended": ({"max_deliveries": 1, "lease_period": "1s"}, []),
+    "cannot be sent":
+        ({}, [c.Undeliverable(queue="orders", ids="1-40", reason="message_too_large", why="",
+                              topic="t")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [{"partition_key": "/n"}, {"filter": "/n = 1"}], ids=str)
+@pytest.mark.parametrize("death", DEATHS)
+def test_X5_no_step_reads_more_payloads_of_dead_messages_than_its_budget(
+    death: str, order: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The expressions of the dead message queue read them. Its filter does not apply."""
+    read: list[int] = []
+    evaluate = dead.match
+
+    def counting(queue: Any, payload: bytes, *rest: Any, **more: Any) -> Any:
+        read.append(len(payload))
+        return evaluate(queue, payload, *rest, **more)
+
+    monkeypatch.setattr(dead, "match", counting)
+    steps = Steps(checked=False, limits=Limits(bulk_bytes=1_000, beside=1))
+    keys, commands = DEATHS[death]
+    wide = {"max_per_subscription_backlog": 50, "dead_message_queue": "dead"}
+    steps.run([define("dead", **order), define(**wide, **keys), subscribe("a", 50)])
+    body = b'{"n": 1}'.ljust(100)
+    steps.run(publishes=[("orders", body)] * 40)
+    steps.now += 1_000
+    for _ in each_step(steps, *commands):
+        assert sum(read) <= 1_100
+        steps.check()
+        if "filter" in order:
+            assert not read
+        read.clear()
+    assert described(steps, "dead")["depth"] == 40
 
 
 def test_steps_create_no_reference_cycles() -> None:
