@@ -27,7 +27,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ..protocol import LakequeueError, Timeout
+from ..protocol import LakequeueError, NotConnected, Timeout
 from ..protocol.bounds import BACKLOG_MAX
 from . import connect as _connect
 from .connection import Connection
@@ -69,6 +69,12 @@ def _close_made(making: Future[Any]) -> None:
         making.result().close()
 
 
+def _closed(close: Callable[[], None]) -> None:
+    """Close for a task that was canceled."""
+    with contextlib.suppress(LakequeueError):
+        close()
+
+
 class AsyncConnection:
     """`lakequeue.Connection` for asyncio. ``sync`` is the synchronous connection."""
 
@@ -99,13 +105,26 @@ class AsyncConnection:
         """Flush producers, return what consumers hold, end the session. Raises as
         `Connection.close`."""
         consumers = list(self._consumers)
-        await _callbacks_ended(consumers)
         try:
-            await self.call(self.sync.close)
+            await self.end(consumers, self.sync.close)
         finally:
-            self._sends.shutdown(wait=False)
-            for consumer in consumers:
-                consumer._arrived.set()
+            if not self.sync.is_open:
+                self._sends.shutdown(wait=False)
+
+    async def end(self, consumers: list[AsyncConsumer], close: Callable[[], None]) -> None:
+        """Let consumers receive nothing more, wait up to 5 s for callbacks that run, except the
+        calling one, and close. If the task is canceled, it is closed in the background."""
+        for consumer in consumers:
+            consumer.sync.stop()
+            consumer._wake()
+        running = [task for consumer in consumers if (task := consumer._working) is not None]
+        try:
+            if working := [task for task in running if task is not asyncio.current_task()]:
+                await asyncio.wait(working, timeout=CLOSE_S)
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().run_in_executor(None, _closed, close)
+            raise
+        await self.call(close)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a call that may wait, in a thread; on `memory://`, where nothing waits, at once."""
@@ -217,8 +236,14 @@ class AsyncConsumer:
         return self.sync.is_closed
 
     def _wake(self) -> None:
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._arrived.set)
+
+    def _expect(self) -> None:
+        """Let the next arrival wake the loop that runs now: a program may run one after another."""
+        if (loop := asyncio.get_running_loop()) is not self._loop:
+            self._loop, self._arrived = loop, asyncio.Event()
+        self._arrived.clear()
 
     async def _wait(self, until: float) -> None:
         """Wait until a message is here or the consumer is closed, at most until this moment
@@ -230,7 +255,7 @@ class AsyncConsumer:
             left = min(LOOK_S, until - time.monotonic())
             if left <= 0:
                 return
-            self._arrived.clear()
+            self._expect()
             if self.sync.has_messages:
                 return
             await self._arrival(left)
@@ -260,15 +285,14 @@ class AsyncConsumer:
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they come, until the consumer is closed; on `memory://` until none is left.
         Raises NotConnected when the queue is deleted."""
-        while not self.sync.is_closed:
-            await self._wait(math.inf)
-            if self.sync.is_closed:
-                break
-            message = self.sync.receive(0)
-            if message is not None:
-                yield message
-            elif not self._connection.waits:
-                return
+        with contextlib.suppress(NotConnected):  # of `receive`, once it is closed
+            while True:
+                await self._wait(math.inf)
+                message = self.sync.receive(0)
+                if message is not None:
+                    yield message
+                elif not self._connection.waits:
+                    return
         self.sync.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
@@ -301,17 +325,23 @@ class AsyncConsumer:
                 self._connection.sync.wait(ready, 0)
                 await asyncio.sleep(LOOK_MEMORY_S)
             elif rest_s := serving.rest_s():
-                self._arrived.clear()
+                self._expect()
                 await self._arrival(rest_s)
             else:
                 await self._wait(time.monotonic() + LOOK_S)
 
     async def _one(self, message: Message) -> None:
+        serving = self.sync.serving
         try:
-            with self.sync.serving.attempt(message) as callback:
-                result = callback(message)
-                if inspect.isawaitable(result):
-                    await result
+            try:
+                with serving.current(message):
+                    result = serving.call(message)
+                    if inspect.isawaitable(result):
+                        await result
+            except BaseException as error:  # of the application's callback
+                serving.failed(message, error)
+            else:
+                serving.returned(message)
         except LakequeueError as error:
             self._connection.sync.report(str(error))
 
@@ -326,23 +356,11 @@ class AsyncConsumer:
     async def close(self) -> None:
         """Wait up to 5 s for the running callback, send acks, return the rest; raises as
         `lakequeue.Consumer.close`."""
-        await _callbacks_ended([self])
-        await self._connection.call(self.sync.close)
+        await self._connection.end([self], self.sync.close)
         self._connection._consumers.discard(self)
-        self._arrived.set()
 
     async def __aenter__(self) -> AsyncConsumer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-async def _callbacks_ended(consumers: list[AsyncConsumer]) -> None:
-    """Call no more callbacks, and wait up to 5 s for those that run, except the calling one."""
-    for consumer in consumers:
-        if consumer._task is not None:
-            consumer._task.cancel()
-    running = [task for consumer in consumers if (task := consumer._working) is not None]
-    if working := [task for task in running if task is not asyncio.current_task()]:
-        await asyncio.wait(working, timeout=CLOSE_S)

@@ -153,11 +153,11 @@ class Connection(Session):
                 attempt(partial(consumer.close_by, until))
             for number in sorted(self._spoken_to):
                 attempt(partial(self.command, commands.Bye(session=self.session), number))
-            self.is_open = False
+            was_open, self.is_open = self.is_open, False
             self.wake()
             self._transport.close()  # which also ends a question to Kafka in the reader's thread
             self.runner.stop()
-        if errors:
+        if errors and was_open:  # otherwise another thread has closed it, and raises them
             raise errors[0]
 
     def __enter__(self) -> Connection:

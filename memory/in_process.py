@@ -12,6 +12,7 @@ home is at rest between two calls, and its brokers can change (M4).
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import secrets
@@ -45,9 +46,13 @@ TICKS_MAX = 100_000
 
 
 class AttendedClient(Protocol):
-    """A client whose duties are done as time passes: due acks, reading an inbox, callbacks. See
-    `Inline`."""
+    """A client whose duties are done as time passes: due acks, reading an inbox, callbacks, and
+    heartbeats of its sessions. See `Inline`."""
 
+    sessions: dict[str, None]
+
+    @property
+    def vpn(self) -> str: ...
     @property
     def is_open(self) -> bool: ...
     def due(self) -> int | None: ...
@@ -72,12 +77,11 @@ class MemoryEngine:
         self._lock = threading.RLock()
         self.groups: dict[str, str] = {}
         self._offsets: dict[tuple[str, int], int] = {}
-        self._inboxes: list[tuple[str, deque[Record]]] = []
+        self._inboxes: list[tuple[str, weakref.ref[deque[Record]]]] = []
         self._ends: dict[str, int] = {}  # next offset of each topic the engine writes
         self._journal: list[dict[str, Any]] = []
         self._directories: dict[str, dict[bytes, bytes]] = {}  # the newest record of each key
-        self._tags = 0
-        self._sessions: dict[tuple[str, str], None] = {}
+        self._tags = itertools.count(1)
         self._clients: list[weakref.ref[AttendedClient]] = []
         self.homes = JoinedHomes(self, lambda name: None)  # other engines in this process
         self._asks = False  # whether commands must be signed
@@ -185,8 +189,7 @@ class MemoryEngine:
 
     def new_tag(self) -> str:
         """A number for a new connection."""
-        self._tags += 1
-        return str(self._tags)
+        return str(next(self._tags))
 
     # ------------------------------------------------------------ input
 
@@ -263,7 +266,8 @@ class MemoryEngine:
                 self._journal += output.rows()
             elif isinstance(output, Alert):
                 log.warning("%s", output.text())
-        if not any(topic.endswith(f".{topics.JOURNAL}") for topic, _ in self._inboxes):
+        inboxes = [(topic, inbox) for topic, ref in self._inboxes if (inbox := ref()) is not None]
+        if not any(topic.endswith(f".{topics.JOURNAL}") for topic, _ in inboxes):
             # no client reads it, and encoding it would be most of a step's cost
             outputs = [output for output in outputs if not isinstance(output, Journal)]
         speaking = {broker.mesh_topic: broker for broker in self.brokers}
@@ -280,7 +284,7 @@ class MemoryEngine:
                 self.homes.take(record)
             if record.topic in speaking:
                 speaking[record.topic].tell(record)
-            for topic, inbox in self._inboxes:
+            for topic, inbox in inboxes:
                 if topic == record.topic:
                     headers = wire.headers_list(record.headers)
                     inbox.append(
@@ -323,20 +327,23 @@ class MemoryEngine:
 
     def attend(self, client: AttendedClient) -> None:
         """Have a client's duties done as time passes, until it is closed or dropped."""
-        self._clients.append(weakref.ref(client))
+        with self._lock:
+            self._clients.append(weakref.ref(client))
 
     def _attending(self) -> list[AttendedClient]:
-        clients = [(r, r()) for r in self._clients]
-        self._clients = [r for r, client in clients if client is not None and client.is_open]
+        with self._lock:
+            clients = [(r, r()) for r in self._clients]
+            self._clients = [r for r, client in clients if client is not None and client.is_open]
         return [client for _, client in clients if client is not None and client.is_open]
 
     def _heartbeats(self) -> None:
         """Send the heartbeats of living sessions just before they would be missed. The engine sends
         them itself, because it has no client keys."""
+        alive = [(client.vpn, one) for client in self._attending() for one in list(client.sessions)]
         for broker in self.brokers:
             records = Records()
             topic = topics.topic(broker.home.name, topics.INSTRUCTIONS)
-            for vpn, session in self._sessions:  # brokers that do not know the session ignore it
+            for vpn, session in alive:  # brokers that do not know the session ignore it
                 value = commands.encode_command(commands.Heartbeat(session=session))
                 one = self._records(topic, value, vpn.encode(), None, None, None, 0)
                 for name in Records.__struct_fields__:
@@ -344,12 +351,6 @@ class MemoryEngine:
             if records:
                 # heartbeats of living sessions arrive before deadlines are checked
                 self._step(broker, Batch(commands=records), checked=False)
-
-    def live(self, vpn: str, session: str) -> None:
-        self._sessions[vpn, session] = None
-
-    def silence(self, vpn: str, session: str) -> None:
-        self._sessions.pop((vpn, session), None)
 
     # ------------------------------------------------------------ looking inside, for tests
 
@@ -391,11 +392,9 @@ class MemoryEngine:
         self._directories.setdefault(topic, {})[key] = value
 
     def open_inbox(self, topic: str) -> deque[Record]:
-        """Collect records written to a topic from now on."""
+        """Collect records written to a topic from now on, as long as somebody has the inbox."""
         inbox: deque[Record] = deque()
-        self._inboxes.append((topic, inbox))
+        with self._lock:
+            there = [(name, ref) for name, ref in self._inboxes if ref() is not None]
+            self._inboxes = [*there, (topic, weakref.ref(inbox))]
         return inbox
-
-    def close_inbox(self, inbox: deque[Record]) -> None:
-        """Stop collecting records."""
-        self._inboxes = [(t, i) for t, i in self._inboxes if i is not inbox]

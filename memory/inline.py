@@ -61,6 +61,7 @@ class Inline(Runner):
         self.tag = engine.new_tag()
         self._engine = engine
         self._session: Duties
+        self.sessions: dict[str, None] = {}  # whose heartbeats the engine sends
         self._served: list[Callable[[], bool]] = []
         self._turns = 0  # turns begun so far
         self._busy: set[int] = set()  # the turns that have not ended
@@ -74,6 +75,10 @@ class Inline(Runner):
     def new_lock(self) -> ClientLock:
         """See `ClientLock`."""
         return ClientLock()
+
+    @property
+    def vpn(self) -> str:
+        return self._session.vpn
 
     @property
     def is_open(self) -> bool:
@@ -137,18 +142,19 @@ class Inline(Runner):
 
     def serve(self, ready: Callable[[], bool], work: Callable[[], bool]) -> Callable[[float], None]:
         """See `Runner.serve`: works now and at each later turn, in the calling thread."""
-        self._served.append(work)
+        if work not in self._served:  # Ctrl-C may have interrupted the first call
+            self._served.append(work)
         self.attend()
         return lambda _: None
 
     def session_of(self, subscription: str) -> str:
         """The subscription's own session, whose heartbeats the engine sends from now on."""
         own = self._own(subscription)
-        self._engine.live(self._session.vpn, own)
+        self.sessions[own] = None
         return own
 
     def silence(self, subscription: str) -> None:
-        self._engine.silence(self._session.vpn, self._own(subscription))
+        self.sessions.pop(self._own(subscription), None)
 
     ended = silence
 

@@ -65,5 +65,4 @@ class MemoryTransport:
         return True
 
     def close(self) -> None:
-        for inbox in self._inboxes:
-            self._engine.close_inbox(inbox)
+        self._inboxes.clear()

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from kombu.exceptions import OperationalError
 from ..client import Consumer, connect
 from ..client.connection import Connection
 from ..client.producer.receipts import Pending
+from ..client.values import deadline_s
 from ..protocol import ConfigError, LakequeueError, Reason, Rejected, Timeout
 from ..protocol.bounds import shown
 from .transient import UNUSED_S, TransientQueues, mark_of
@@ -28,6 +30,7 @@ from .transient import UNUSED_S, TransientQueues, mark_of
 BACKLOG_MAX = 10_000  # as many as the broker lets one consumer hold
 WINDOW = 1_000
 CONFIRM_S = 60.0
+EXIT_S = 8.0  # as long as a connection takes to close without Kafka
 ADDRESSES = "allowed are 'lakequeue+kafka://HOST:PORT[/VPN]' and 'lakequeue+memory://NAME[/VPN]'"
 
 log = logging.getLogger("lakequeue.tasks")
@@ -239,10 +242,15 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """Before the process ends: send everything unconfirmed, and delete transient queues."""
+    """Before the process ends: wait for answers to everything unconfirmed, at most `EXIT_S`, and
+    delete transient queues. Kafka keeps what an engine that is away has not answered."""
+    until = deadline_s(EXIT_S)
     for link in list(_links.values()):
         with contextlib.suppress(LakequeueError):
-            link.producer.flush()
+            try:
+                link.producer.flush(max(until - time.monotonic(), 0.0))
+            except Timeout:
+                link.connection.is_silent = True  # so nothing below waits for it
             link.transient.close(list(link.consumers))
 
 

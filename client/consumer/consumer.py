@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ...protocol import ConfigError, LakequeueError, Timeout, commands, wire
+from ...protocol import ConfigError, LakequeueError, NotConnected, Timeout, commands, wire
 from ...protocol.bounds import BACKLOG_MAX, NAME_CHARACTERS_MAX
 from ...protocol.duties import do_every
 from ...protocol.errors import Moved
@@ -210,7 +210,7 @@ class Consumer:
         while most > 0:
             found = self._wait(max(until - time.monotonic(), 0.0))
             self.check_open()
-            out = self._take(most)
+            out = self._take([], most)
             if out or not found:  # otherwise it was returned or lost meanwhile: wait on
                 return out
         return []
@@ -223,11 +223,11 @@ class Consumer:
         return self._session.wait(lambda: self.has_messages or self._closed, timeout)
 
     def _take(
-        self, most: int, passed_over: Collection[int] = (), to_callback: bool = False
-    ) -> list[Message]:
-        """Up to ``most`` messages for the application. After Ctrl-C they wait here again: the
-        application has not got them, and could not settle them."""
-        out: list[Message] = []
+        self, out: list[Message], most: int, passed_over: Collection[int] = (),
+        to_callback: bool = False,
+    ) -> list[Message]:  # fmt: skip
+        """Append up to ``most`` messages for the application. After Ctrl-C they wait here again:
+        the application has not got them, and could not settle them."""
         try:
             while len(out) < most and self._prefetch.hand_over(out, passed_over):
                 message = out[-1]
@@ -244,15 +244,14 @@ class Consumer:
     def __iter__(self) -> Iterator[Message]:
         """Messages as they come, until the consumer is closed; on `memory://` until none is left.
         Raises NotConnected when the queue is deleted."""
-        while not self.is_closed:
-            self._wait(None)
-            if self.is_closed:
-                break
-            message = self.receive(0)
-            if message is not None:
-                yield message
-            elif not self._session.runner.waits:
-                return
+        with contextlib.suppress(NotConnected):  # of `receive`, once it is closed
+            while True:
+                self._wait(None)
+                message = self.receive(0)
+                if message is not None:
+                    yield message
+                elif not self._session.runner.waits:
+                    return
         self.check_why()
 
     def on_message(self, callback: Callable[[Message], Any]) -> None:
@@ -371,16 +370,22 @@ class Consumer:
                 self._settling.subscription.stop_delivery(RETURN_S)
             except Timeout:  # the engine is away: do not let other consumers wait for it too
                 session.is_silent = True
+            except NotConnected:  # what returned now would come again
+                raise
             except LakequeueError:  # the queue is gone
                 return
         self._send_untouched(self._prefetch.take_untouched())
 
     def _send_untouched(self, messages: list[Message]) -> None:
         if messages:
-            self._settling.flush()
             bound = self._settling.subscription
-            for ids in format_parts(m.number for m in messages):
-                bound.send(bound.about(commands.Returned, ids=ids))
+            try:
+                self._settling.flush()
+                for ids in format_parts(m.number for m in messages):
+                    bound.send(bound.about(commands.Returned, ids=ids))
+            except BaseException:  # not sent: they wait here again
+                self._prefetch.buffer.extend(messages)
+                raise
 
     def _end(self, what: str = RETURNED) -> None:
         """End locally: nothing is held any more."""

@@ -64,7 +64,8 @@ class MovedMessages:
         return True
 
     def all(self) -> list[Pending]:
-        return [sent for held in self._queues.values() for sent in held.messages]
+        waiting = list(self._queues.values())  # also asked without the lock
+        return [sent for held in waiting for sent in held.messages]
 
     def go_on(self) -> None:
         """Send what needs to wait no longer to its queue's new broker."""

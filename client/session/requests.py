@@ -289,8 +289,8 @@ class BrokerRequests:
         """Send a command without waiting; ``on_answer`` gets the answer. Returns the request's
         name."""
         request = self.new_name("request")
-        while len(self._asked) >= ASKED_MOST:  # the engine is away: drop the oldest
-            self._asked.pop(next(iter(self._asked)), None)
+        for oldest in list(self._asked)[: -ASKED_MOST + 1]:  # the engine is away
+            self._asked.pop(oldest, None)
         self._asked[request] = on_answer
         reply = commands.ReplyTo(self.inbox.topic, self.inbox.partition, request)
         try:

@@ -92,6 +92,7 @@ class Session(BrokerRequests):
     def detach_consumer(self, subscription: str, consumer: Consuming) -> None:
         """Stop deliveries to this consumer."""
         self._forget(subscription)
+        self._follow.discard(consumer)
         self._hooks.pop(consumer, None)
 
     def _forget(self, subscription: str) -> None:
@@ -100,13 +101,16 @@ class Session(BrokerRequests):
 
     def attach_producer(self, producer_id: str, producer: Producing) -> None:
         """Send receipts for this producer id to this producer too; several may share an id."""
-        self._producing[producer_id] = [*self._producing.get(producer_id, ()), producer]
+        with self.changed:
+            self._producing[producer_id] = [*self._producing.get(producer_id, ()), producer]
 
     def detach_producer(self, producer_id: str, producer: Producing) -> None:
         """Stop receipts to this producer."""
-        others = [p for p in self._producing.pop(producer_id, ()) if p is not producer]
-        if others:
+        with self.changed:
+            others = [p for p in self._producing.get(producer_id, ()) if p is not producer]
             self._producing[producer_id] = others
+            if not others:
+                del self._producing[producer_id]
 
     def _producers(self) -> list[Producing]:
         return [one for same in list(self._producing.values()) for one in same]
@@ -190,9 +194,9 @@ class Session(BrokerRequests):
             with suppress(NotConnected):
                 self._is_alone(IDLE_LOOK_FOR_OTHERS_S)
         if self._follow:
-            busy = set(self._binding)  # they follow later
-            left = [c for c in list(self._consumers.values()) if c in self._follow - busy]
-            self._follow &= busy
+            due = self._follow - self._binding  # the others follow later
+            left = [c for c in list(self._consumers.values()) if c in due]
+            self._follow.difference_update(left)
             self._bind_again(left)
         now_s = time.monotonic()
         ticks = [consumer.tick for consumer in list(self._consumers.values())]

@@ -372,6 +372,35 @@ class CtrlC:
 
 
 @pytest.mark.parametrize("mode", settling.ACK_MODES)
+def test_C4_ctrl_c_around_a_callback_loses_no_message(bench: Bench, mode: str) -> None:
+    """On memory:// it runs in the thread that Ctrl-C interrupts. A message that it did not get
+    waits on; one that it got is settled as the mode says."""
+    bench.define(max_per_subscription_backlog=2, lease_period="1h")
+    for nth in itertools.count(1):
+        got: list[Message] = []
+
+        def work(message: Message, got: list[Message] = got) -> None:
+            got.append(message)
+            if mode in ("client", "individual"):
+                message.ack()
+
+        sent, moment = send(bench, 2), CtrlC(nth)
+        with bench.consumer(ack_mode=mode, backlog=2) as consumer:
+            with suppress(KeyboardInterrupt), moment:
+                consumer.on_message(work)
+            consumer.on_message(work)
+            bench.advance("1s")
+            assert sorted({int(m.id) for m in got}) == [int(n) for n in sent], f"moment {nth}"
+            for message in got if mode in ("client", "individual") else ():
+                message.ack()
+            bench.advance("1s")
+            assert bench.seen()["depth"] == 0, f"moment {nth}"
+        if moment.left > 0:
+            break
+    assert nth > 20
+
+
+@pytest.mark.parametrize("mode", settling.ACK_MODES)
 def test_C3_ctrl_c_in_receive_loses_no_message(bench: Bench, mode: str) -> None:
     """At whatever moment: the application cannot settle a message that it did not get."""
     bench.define(max_per_subscription_backlog=2, lease_period="1h")

@@ -11,7 +11,7 @@ from typing import Any
 import lakequeue
 import lakequeue.aio
 import pytest
-from client.threaded import Threaded
+from client.threaded import Threaded, connect, wait_for
 from lakequeue.client import asyncio_client
 from lakequeue.protocol import NotConnected, Rejected, Timeout
 from rules.harness import Bench
@@ -189,6 +189,81 @@ async def test_C3_close_waits_for_the_callback_and_returns_the_rest(threaded: Th
             await consumer.receive(timeout=0)
 
 
+@pytest.mark.parametrize("what", ["consumer", "connection"])
+@awaited
+async def test_C3_a_cancelled_close_closes_all_the_same(threaded: Threaded, what: str) -> None:
+    """It waited for a callback: no other one is called, and no message stays leased."""
+    connection = lakequeue.aio.Connection(threaded.connection)
+    consumer = await consume(connection, "auto")
+    entered, go_on, seen = asyncio.Event(), asyncio.Event(), list[Any]()
+
+    async def work(message: Any) -> None:
+        seen.append(message)
+        entered.set()
+        await go_on.wait()
+
+    consumer.on_message(work)
+    for _ in range(2):
+        await connection.producer().send("orders", b"{}")
+    await entered.wait()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for((consumer if what == "consumer" else connection).close(), 0.05)
+    with pytest.raises(NotConnected):
+        await consumer.receive()
+    look = connect(threaded.engine, "look")[0].admin()
+    await asyncio.to_thread(wait_for, lambda: look.describe("orders")["ready"] == 2)
+    go_on.set()
+    assert consumer._working is not None
+    await asyncio.wait([consumer._working])
+    assert len(seen) == 1
+    await connection.close()
+
+
+def test_L1_a_consumer_serves_one_event_loop_after_another(threaded: Threaded) -> None:
+    """As programs do that call `asyncio.run` more than once."""
+    connection = lakequeue.aio.Connection(threaded.connection)
+
+    async def first() -> lakequeue.aio.Consumer:
+        consumer = await consume(connection)
+        assert await consumer.receive(timeout=0.01) is None
+        return consumer
+
+    async def second() -> bytes:
+        waiting = asyncio.create_task(consumer.receive(timeout=60))
+        await asyncio.sleep(0)
+        await connection.producer().send("orders", b"1")
+        return (await waiting).payload
+
+    consumer = asyncio.run(first())
+    threaded.send(b"0")
+    threaded.waiting(consumer.sync, 1)
+    consumer.sync.receive(0).ack()
+    assert asyncio.run(second()) == b"1"
+
+
+@pytest.mark.parametrize("face", ["threads", "asyncio"])
+@awaited
+async def test_an_iteration_ends_when_its_consumer_closes_at_any_moment(
+    threaded: Threaded, face: str
+) -> None:
+    """Also between its check and its call."""
+    async with opened(threaded) as connection:
+        consumer = await consume(connection)
+        receive = consumer.sync.receive
+
+        def closed(timeout: float) -> Any:
+            consumer.sync.close()
+            return receive(timeout)
+
+        consumer.sync.receive = closed
+        await connection.producer().send("orders", b"1")
+        threaded.waiting(consumer.sync, 1)
+        if face == "threads":
+            assert list(consumer.sync) == []
+        else:
+            assert [message async for message in consumer] == []
+
+
 @awaited
 async def test_C3_a_failing_close_does_not_affect_other_consumers(
     threaded: Threaded,
@@ -214,11 +289,14 @@ async def test_a_close_ends_the_iteration(threaded: Threaded) -> None:
     async with opened(threaded) as connection:
         consumer = await consume(connection, "auto")
 
-        async def iterate() -> int:
-            return len([m async for m in consumer])
+        received = asyncio.Event()
+
+        async def iterate() -> None:
+            async for _ in consumer:
+                received.set()
 
         task = asyncio.create_task(iterate())
         await connection.producer().send("orders", b"1")
-        await asyncio.sleep(0.1)
+        await received.wait()
         await consumer.close()
-        assert await task == 1
+        await task

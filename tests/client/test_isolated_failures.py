@@ -1,12 +1,13 @@
 """A single failure does not affect other records, answers, callbacks or closes. No Kafka."""
 
 import logging
+import threading
 from typing import Any
 
 import lakequeue
 import msgspec
 import pytest
-from client.threaded import Away, Held, Slow, Threaded, wait_for
+from client.threaded import WAIT_S, Away, Held, Slow, Threaded, wait_for
 from lakequeue.client.session.transport import Record
 from lakequeue.protocol import ConfigError, LakequeueError, NotConnected, Rejected, wire
 from lakequeue.protocol.duties import do_every
@@ -126,6 +127,7 @@ def test_C3_an_unsent_close_can_be_repeated(kind: str) -> None:
     consumer.close()
     seen = bench.seen()
     assert (seen["depth"], seen["leased"], seen["consumers"]) == (3, 0, [])
+    assert [m.delivery_count for m in bench.admin.browse("orders")] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["unsubscribe", "set_backlog", "bye"])
@@ -134,13 +136,29 @@ def test_C3_a_connection_closes_despite_an_unsent_close(kind: str) -> None:
     bench.define("other")
     consumers = [bench.consumer(queue) for queue in ("orders", "other")]
     bench.wire.refuses = (kind,)
-    if kind == "set_backlog":
+    with pytest.raises(NotConnected, match="Kafka is away"):
         bench.connection.close()
-    else:
-        with pytest.raises(NotConnected, match="Kafka is away"):
-            bench.connection.close()
     assert not bench.connection.is_open
     assert all(consumer.is_closed for consumer in consumers)
+
+
+def test_a_connection_closed_by_two_threads_closes_without_an_error() -> None:
+    """The second closes the transport while the first says goodbye."""
+    bench = Threaded(Held)
+    bench.consumer()
+    command, second = bench.wire.command, threading.Thread(target=bench.connection.close)
+
+    def slow(topic: str, key: bytes, value: bytes, partition: int = 0) -> None:
+        if b'"bye"' in value and threading.current_thread() is not second:
+            second.start()
+            second.join(WAIT_S)
+        if not bench.connection.is_open:
+            raise NotConnected("this connection is closed")
+        command(topic, key, value, partition)
+
+    bench.wire.command = slow
+    bench.connection.close()
+    assert not second.is_alive()
 
 
 # ---------------------------------------------------------------- messages in the client

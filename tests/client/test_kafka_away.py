@@ -148,7 +148,7 @@ def test_P5_send_waits_for_room_no_longer_than_its_timeout(timeout: float) -> No
     producer = bench.connection.producer(window=1)
     bench.wire.let_go.clear()
     producer.send_async("orders", "{}")
-    with pytest.raises(Timeout, match=f"none came within {timeout} s"):
+    with pytest.raises(Timeout, match=r"none came within 0(\.\d+)? s"):
         producer.send("orders", "{}", timeout=timeout)
     bench.wire.let_go.set()
 
@@ -156,66 +156,61 @@ def test_P5_send_waits_for_room_no_longer_than_its_timeout(timeout: float) -> No
 def test_L5_consumers_close_without_kafka_within_the_documented_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first one waits for an answer. None asks Kafka which brokers there are, which takes 5 s
-    each time."""
-    monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
+    """Only the first one waits, up to 2 s, for an answer. None asks Kafka which brokers there are,
+    which takes 5 s each time."""
     bench = Threaded(Held)
     consumers = [bench.consumer() for _ in range(4)]
     bench.connection._looked_s = 0.0
     bench.wire.let_go.clear()
+    asked, waits = list[str](), list[float]()
 
-    def ask_in_vain(topic: str) -> int:
-        time.sleep(1)
-        raise NotConnected(f"topic {topic!r} cannot be looked up")
+    def wait(condition: Callable[[], bool], timeout: float) -> bool:
+        waits.append(timeout)
+        return condition()
 
-    monkeypatch.setattr(bench.wire, "partitions", ask_in_vain)
-    started = time.monotonic()
+    monkeypatch.setattr(bench.wire, "partitions", asked.append)
+    monkeypatch.setattr(bench.connection, "wait", wait)
     for consumer in consumers:
         consumer.close()
-    assert time.monotonic() - started < 0.9
-
-
-class Gone(Held):
-    """A Kafka that takes nothing: a flush waits in vain."""
-
-    def flush(self, timeout: float) -> bool:
-        time.sleep(timeout)
-        return False
+    assert len(waits) == 1
+    assert waits[0] <= 2
+    assert asked == []
 
 
 @pytest.mark.parametrize("face", ["threads", "asyncio"])
 def test_C3_a_connection_closes_within_the_documented_time(
     monkeypatch: pytest.MonkeyPatch, face: str
 ) -> None:
-    """However many consumers it has, callbacks that do not return, and no Kafka."""
+    """However many consumers it has, callbacks that do not return, and no Kafka. One after the
+    other they would take 8 s."""
     for module in ("connection", "consumer.consumer", "asyncio_client"):
         monkeypatch.setattr(f"lakequeue.client.{module}.CLOSE_S", 0.5)
     monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", 0.2)
-    bench, at_work = Threaded(Gone), list[Any]()
+    bench, at_work = Threaded(Held), list[Any]()
     let_go = threading.Event()
 
     def work(message: Any) -> None:
         at_work.append(message)
-        let_go.wait(20)
+        let_go.wait(60)
 
     async def awaited(message: Any) -> None:
         at_work.append(message)
-        await asyncio.sleep(20)
+        await asyncio.sleep(60)
 
     async def main() -> None:
         connection = AsyncConnection(bench.connection)
-        for _ in range(8):
+        for _ in range(16):
             await connection.producer().send("orders", b"{}")
             consumer = await connection.consumer("orders", ack_mode="auto")
             (consumer.sync if face == "threads" else consumer).on_message(
                 work if face == "threads" else awaited
             )
-        while len(at_work) < 8:
+        while len(at_work) < 16:
             await asyncio.sleep(0.01)
         bench.wire.let_go.clear()
         started = time.monotonic()
         await connection.close()
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 5
 
     asyncio.run(main())
     let_go.set()
@@ -224,14 +219,14 @@ def test_C3_a_connection_closes_within_the_documented_time(
 def test_C3_producers_without_answers_close_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lakequeue.client.connection.FLUSH_S", 0.5)
     bench = Threaded(Held)
-    producers = [bench.connection.producer() for _ in range(5)]
+    producers = [bench.connection.producer() for _ in range(20)]
     bench.wire.let_go.clear()
     for producer in producers:
         producer.send_async("orders", "{}")
     started = time.monotonic()
-    with pytest.raises(Timeout, match=r"1 messages without an answer after 0\.5 s"):
+    with pytest.raises(Timeout, match=r"1 messages without an answer after 0\.\d+ s"):
         bench.connection.close()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 6, "they were closed one after the other"
 
 
 def test_O1_a_callback_can_wait_for_another_receipt() -> None:

@@ -219,6 +219,22 @@ def test_threads_that_send_and_acknowledge_do_not_deadlock() -> None:
         assert len(set(seen)) == count
 
 
+def test_C3_messages_of_a_forgotten_connection_return() -> None:
+    """As over Kafka, where its threads end; and the engine keeps no records for it."""
+    with lakequeue.connect("memory://left") as connection:
+        connection.admin().define(ORDERS)
+        connection.producer().send("orders", b"{}")
+        other = lakequeue.connect("memory://left")
+        assert other.consumer("orders").receive() is not None
+        connection.advance("1h")
+        assert connection.admin().describe("orders")["leased"] == 1
+        del other
+        gc.collect()
+        connection.advance("1m")
+        assert connection.admin().describe("orders")["ready"] == 1
+        assert len([ref for _, ref in connection.engine._inboxes if ref() is not None]) == 2
+
+
 @pytest.mark.parametrize("call", ["advance", "publish_raw"])
 def test_a_closed_connection_neither_moves_the_clock_nor_publishes(call: str) -> None:
     arguments = {"advance": ("1s",), "publish_raw": ("orders", b"{}")}[call]

@@ -150,7 +150,7 @@ def test_closed_consumers_are_forgotten(bench: Bench) -> None:
     kept = asyncio.run(awaited())
     bench.advance("1s")
     connection = bench.connection
-    assert bench.engine._sessions == {}
+    assert connection.runner.sessions == {}
     assert connection._consumers == connection._hooks == {}
     assert connection.runner._served == []
     assert len(kept._consumers) == 0

@@ -10,9 +10,9 @@ from concurrent.futures import ALL_COMPLETED, TimeoutError, as_completed, wait
 from types import SimpleNamespace
 
 import pytest
-from client.threaded import Held, Threaded, wait_for
+from client.threaded import WAIT_S, Held, Threaded, wait_for
 from lakequeue import LakequeueError, NotConnected, Rejected
-from lakequeue.client.consumer.consumer import CLOSE_S
+from lakequeue.client.consumer import consumer as consumer_module
 from lakequeue.client.producer.receipts import Pending, settle
 
 
@@ -65,7 +65,7 @@ def test_result_waits_through_answers_for_other_messages(session):
     with pytest.raises(TimeoutError):
         second.result(0.2)  # woken after 0.05 s, for the first
     answer_later(session, second, 2)
-    assert second.result(5).message_id == "2"
+    assert second.result(WAIT_S).message_id == "2"
 
 
 def test_callbacks_run_once_and_the_first_answer_counts(session):
@@ -82,7 +82,7 @@ def test_concurrent_futures_can_wait_for_many(session):
     settle(several[0], 1)
     answer_later(session, several[1], 2)
     answer_later(session, several[2], 0, Rejected("queue_quota", "q"))
-    done, missing = wait(several, timeout=5, return_when=ALL_COMPLETED)
+    done, missing = wait(several, timeout=WAIT_S, return_when=ALL_COMPLETED)
     assert done == set(several)
     assert not missing
 
@@ -123,7 +123,7 @@ def test_a_callback_may_wait_for_the_engine(held, call):
         lambda _: outcome.append(call(held, held.producer.send_async("orders", "{}")))
     )
     held.wire.let_go.set()
-    wait_for(lambda: outcome, 5)
+    wait_for(lambda: outcome)
 
 
 def test_C3_the_session_stays_alive_while_a_callback_waits(held):
@@ -138,18 +138,19 @@ def test_C3_the_session_stays_alive_while_a_callback_waits(held):
         lambda _: outcome.append(other.exception())
     )
     held.wire.let_go.set()
-    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3, 5)
+    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3)
     assert not outcome
     settle(other, 1)
-    wait_for(lambda: outcome == [None], 5)
+    wait_for(lambda: outcome == [None])
 
 
-def test_C4_a_callback_may_close_a_consumer_whose_callback_waits_for_the_engine(held):
+def test_C4_a_callback_may_close_a_consumer_whose_callback_waits_for_the_engine(held, monkeypatch):
+    monkeypatch.setattr(consumer_module, "CLOSE_S", 2 * WAIT_S)  # it must not wait in vain
     held.wire.let_go.set()
     consumer, closing, closed = held.consumer(ack_mode="auto"), threading.Event(), []
 
     def forward(_):
-        closing.wait(10)
+        closing.wait(WAIT_S)
         held.send(b"forwarded")
 
     consumer.on_message(forward)
@@ -162,7 +163,7 @@ def test_C4_a_callback_may_close_a_consumer_whose_callback_waits_for_the_engine(
         closed.append(consumer)
 
     held.producer.send_async("orders", b"2").add_done_callback(close)
-    wait_for(lambda: closed, CLOSE_S - 1)
+    wait_for(lambda: closed)
     assert held.stored() == [b"2", b"forwarded"]
 
 
@@ -199,7 +200,7 @@ def test_waiting_functions_of_python_are_refused_in_the_reader(held, call):
 
     held.producer.send_async("orders", "{}").add_done_callback(fail)
     held.wire.let_go.set()
-    wait_for(lambda: told, 5)
+    wait_for(lambda: told)
     assert told[0].startswith("concurrent.futures cannot wait in a message's callback")
 
 
@@ -210,7 +211,7 @@ def replay(held, monkeypatch):
 
     def ask(connection, queue, dry_run, **_):
         if not dry_run:
-            held.begin.wait(10)
+            held.begin.wait(WAIT_S)
             connection.admin().describe(queue)
         return SimpleNamespace(count=7, left="")
 
@@ -227,7 +228,7 @@ def test_R4_a_callback_may_wait_for_a_replay(held, replay):
         outcome.append(replay.result().count)
 
     held.producer.send_async("orders", "{}").add_done_callback(callback)
-    wait_for(lambda: outcome == [7], 5)
+    wait_for(lambda: outcome == [7])
     assert (replay.cancel(), replay.exception(0)) == (False, None)
 
 
@@ -236,7 +237,7 @@ def test_R4_a_replay_whose_connection_closes_has_failed(held, replay):
     with pytest.raises(NotConnected, match="the connection was closed"):
         replay.result()
     held.begin.set()
-    assert wait([replay], 5).done
+    assert wait([replay], WAIT_S).done
     assert isinstance(replay.exception(0), NotConnected)
 
 
@@ -251,9 +252,9 @@ def test_C3_a_callback_that_changes_brokers_keeps_the_session_alive(held, monkey
     held.producer.send_async("orders", "{}").add_done_callback(
         lambda _: outcome.append(held.admin.add_broker("second"))
     )
-    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3, 5)
+    wait_for(lambda: len(held.wire.said("heartbeat")) >= beats + 3)
     held.wire.newest = newest
-    wait_for(lambda: outcome == [None], 5)
+    wait_for(lambda: outcome == [None])
 
 
 IN_A_CHILD = {
@@ -277,11 +278,11 @@ def test_a_forked_child_gets_an_error_instead_of_waiting(held, replay, call):
     def hold():
         with held.producer._lock, held.connection.changed:
             has_locks.set()
-            may_end.wait(10)
+            may_end.wait(WAIT_S)
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert has_locks.wait(10)
+    assert has_locks.wait(WAIT_S)
     read, write = os.pipe()
     if (child := os.fork()) == 0:
         try:
@@ -292,7 +293,7 @@ def test_a_forked_child_gets_an_error_instead_of_waiting(held, replay, call):
     may_end.set()
     holder.join()
     try:
-        wait_for(lambda: os.waitpid(child, os.WNOHANG)[0], 10)
+        wait_for(lambda: os.waitpid(child, os.WNOHANG)[0])
     except AssertionError:
         os.kill(child, signal.SIGKILL)
         raise
@@ -300,4 +301,4 @@ def test_a_forked_child_gets_an_error_instead_of_waiting(held, replay, call):
     assert os.read(read, 10_000).decode() == expected
     held.wire.let_go.set()
     held.begin.set()
-    assert sent.result(5).message_id
+    assert sent.result(WAIT_S).message_id

@@ -5,7 +5,6 @@ L5: prefetched messages that were never handed over return unread, which counts 
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -212,7 +211,8 @@ def test_L5_a_message_put_back_counts_no_attempt(empty: Bench) -> None:
         assert [m.delivery_count for m in again] == [1, 1, 1]
 
 
-def test_L5_messages_in_flight_at_the_close_return_unread() -> None:
+def test_L5_messages_in_flight_at_the_close_return_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lakequeue.client.consumer.consumer.RETURN_S", WAIT_S)
     bench = Threaded(Held)
     consumer = bench.consumer()
     bench.wire.let_go.clear()
@@ -222,7 +222,7 @@ def test_L5_messages_in_flight_at_the_close_return_unread() -> None:
     wait_for(lambda: admin.describe("orders")["leased"] == 20)
     closing = threading.Thread(target=consumer.close)
     closing.start()
-    time.sleep(0.1)
+    wait_for(lambda: bench.wire.said("set_backlog"))
     bench.wire.let_go.set()
     closing.join(WAIT_S)
     wait_for(lambda: admin.describe("orders")["ready"] == 20)

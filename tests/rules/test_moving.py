@@ -187,8 +187,8 @@ def test_a_repeated_directory_entry_ends_no_lease(mesh: Mesh) -> None:
     (message,) = drain(consumer)
     for record in inbox:  # all of them, in their order
         for topic, other in mesh.engine._inboxes:
-            if topic == record.topic and other is not inbox:
-                other.append(record)
+            if topic == record.topic and other() is not inbox:
+                other().append(record)
     mesh.at["b"].attend()
     assert mesh.whole("q")["leased"] == 1
     message.ack()

@@ -128,7 +128,6 @@ def raw(guarded: Guarded, value: bytes) -> str:
     inbox = guarded.engine.open_inbox("default.rejected")
     guarded.engine.command("default.commands", b"", value)
     said = [dict(record.headers)["lq-error"].decode() for record in inbox]
-    guarded.engine.close_inbox(inbox)
     assert guarded.first.is_open
     return said[0] if said else ""
 

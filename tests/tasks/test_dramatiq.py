@@ -101,20 +101,26 @@ def test_a_failing_message_is_retried_and_then_dead(
     assert waits == [SEND_TIMEOUT_S, None, None]
 
 
-def test_a_stopping_worker_returns_its_messages(bench: DramatiqBench) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_stopping_worker_returns_its_messages(
+    bench: DramatiqBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go_on, stop = threading.Event(), threading.Event(), _WorkerThread.stop
+
+    def stopped(thread: _WorkerThread) -> None:
+        stop(thread)
+        go_on.set()
 
     def wait(what: int) -> None:
         begun.set()
         go_on.wait(WAIT_S)
         bench.note(what)
 
+    monkeypatch.setattr(_WorkerThread, "stop", stopped)
     waits = bench.actor(wait)
     for n in range(3):
         waits.send(n)
     with bench.worker():
         assert begun.wait(WAIT_S)
-        threading.Timer(0.3, go_on.set).start()
     assert bench.ran == [0]
     left = bench.admin.browse("default")
     assert [(m.state, m.delivery_count) for m in left] == [("ready", 0)] * 2, (

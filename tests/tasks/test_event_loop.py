@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,6 +146,39 @@ def test_without_confirmation_a_publish_is_sent_before_the_end(bench: LoopBench)
     assert bench.depth() == 50
 
 
+def test_C3_a_process_ends_soon_while_the_engine_is_away(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waited 30 s for each address."""
+    monkeypatch.setattr(engine_link, "EXIT_S", 0.2)
+    bench.wire = threaded.Held(bench.engine)
+    waits, flush, wires = list[float](), lakequeue.Producer.flush, list[Any]()
+
+    def note_wait(producer: Any, timeout: float = 30.0) -> None:
+        waits.append(timeout)
+        flush(producer, timeout)
+
+    with ExitStack() as stack:
+        for vpn in ("default", "other"):
+            options = {"confirm_publish": False, "client_name": vpn}
+            connection = Connection(f"{bench.url}/default", transport_options=options)
+            channel = stack.enter_context(connection).channel()
+            Queue(vpn, auto_delete=True)(channel).declare()
+            wires.append(bench.wire)
+            bench.wire.let_go.clear()
+            publish(channel, 1, queue=Queue(vpn, auto_delete=True))
+        said = [wire.said("describe", "set_backlog") for wire in wires]
+        with monkeypatch.context() as patch:
+            patch.setattr(lakequeue.Producer, "flush", note_wait)
+            engine_link._at_exit()
+        asked = [wire.said("describe", "set_backlog") for wire in wires]
+        for wire in wires:
+            wire.let_go.set()
+    assert 0 < waits[0] <= 0.2
+    assert waits[1:] == [0]
+    assert asked == said
+
+
 def test_messages_published_by_threads_at_once_share_a_record(bench: LoopBench) -> None:
     bench.wire = threaded.Slow(bench.engine)
     with Connection(bench.url) as connection, ThreadPoolExecutor(5) as threads:
@@ -184,11 +217,10 @@ def test_a_publish_waits_for_its_answer_as_its_policy_allows(
         bench.wire.let_go.set()
         waiting.result(WAIT_S)
         bench.wire.let_go.clear()
-        # Closing a connection waits for answers.
-        threading.Timer(0.5, bench.wire.let_go.set).start()
         with pytest.raises(OperationalError):
             publish("third", 0)
-        pool.force_close_all()
+        threading.Timer(0.5, bench.wire.let_go.set).start()
+        pool.force_close_all()  # it waits for the answer
     assert bench.depth() == 3
 
 
