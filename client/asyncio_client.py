@@ -185,6 +185,8 @@ class AsyncProducer:
         future = await self.send_async(destination, payload, **options)
         if mode != "persistent":
             return self.sync.receipt_of(future)
+        if future.done():  # on memory://, whatever the timeout
+            return future.result()
         left_s = max(until - time.monotonic(), 0.0)
         try:  # shielded: the future is the producer's and outlives this wait
             return await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(future)), left_s)

@@ -50,7 +50,8 @@ async def test_L13_on_memory_send_receive_iterate_and_ack_by_id() -> None:
             await admin.define({"name": "orders", "message_type": "json"})
         producer = connection.producer()
         for n in range(4):
-            assert (await producer.send("orders", b"%d" % n)).message_id == str(n + 1)
+            sent = await producer.send("orders", b"%d" % n, timeout=n)
+            assert sent.message_id == str(n + 1)
         async with await connection.consumer("orders", ack_mode="individual") as consumer:
             first = await consumer.receive(timeout=5)
             assert first.payload == b"0"

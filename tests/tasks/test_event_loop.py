@@ -151,6 +151,7 @@ def test_C3_a_process_ends_soon_while_the_engine_is_away(
 ) -> None:
     """It waited 30 s for each address."""
     monkeypatch.setattr(engine_link, "EXIT_S", 0.2)
+    monkeypatch.setattr(engine_link, "_links", {})
     bench.wire = threaded.Held(bench.engine)
     waits, flush, wires = list[float](), lakequeue.Producer.flush, list[Any]()
 
