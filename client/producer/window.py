@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from typing import Any
 
 from ...protocol import NotConnected, Rejected
@@ -122,6 +123,7 @@ class Batcher:
 
 
 RETRANSMIT_MAX_S = 60.0
+QUESTION_BYTES = 1_000_000  # of payloads that are sent again before any later one is answered
 
 
 class Window:
@@ -146,6 +148,8 @@ class Window:
         self._raised: set[int] = set()  # refused ones that `flush` has raised
         self._asked = time.monotonic()  # of the last receipt or retransmission
         self._answered = 0  # the highest answered sequence number
+        self._question = 0  # the last message of an unanswered question, see `retransmit`
+        self._question_size = 1
         self.base = 0  # the engine's last sequence of an earlier run; this run counts on from it
 
     def __len__(self) -> int:
@@ -224,6 +228,10 @@ class Window:
                     if sent.is_unwatched:
                         self._keep_refused(sent, error)
                     self._answer(sent, 0, error, answered)
+            if self._question not in waiting:
+                others_are_lost = 0 < self._question >= self._answered
+                self._question_size = 2 * self._question_size if others_are_lost else 1
+                self._question = 0
         tell(answered)
 
     def _answer(
@@ -251,18 +259,19 @@ class Window:
         The engine takes a producer's messages in order. If a later one is answered, an unanswered
         one was lost, or its receipt was: all of those are sent again. If nothing is answered, only
         the oldest is sent, as a question, each time after a longer wait, so that a busy engine does
-        not get more of the same. Its answer covers all that followed.
+        not get more of the same. Its answer covers all that followed. If it answers nothing else,
+        those are lost, too, and each question has twice as many messages as the one before.
         """
         if not self._waiting or now_s - self._asked < self._patience_s:
             return
         with self._lock:
-            late = [
-                sent for seq, sent in self._waiting.items()
-                if seq < self._answered and now_s - sent.at > self._pub_ack_s
-            ]  # fmt: skip
-            oldest = next(iter(self._waiting.values()), None)
-            if not late and oldest is not None and now_s - oldest.at > self._pub_ack_s:
-                late = [oldest]
+            waiting = self._waiting.values()
+            due = [sent for sent in waiting if now_s - sent.at > self._pub_ack_s]
+            late = [sent for sent in due if sent.seq < self._answered]
+            if not late and due:
+                sizes = accumulate(len(sent.record[0]) for sent in due[: self._question_size])
+                late = due[: max(1, sum(size <= QUESTION_BYTES for size in sizes))]
+                self._question = late[-1].seq
                 self._patience_s = min(self._patience_s * 2, RETRANSMIT_MAX_S)
             for sent in late:
                 if sent.seq not in self._waiting:  # on memory:// answers arrive while sending

@@ -47,6 +47,28 @@ def test_P2_P1_with_half_of_the_records_lost_nothing_is_lost_or_doubled() -> Non
     assert sorted(map(int, bench.stored())) == list(range(100))
 
 
+def test_P2_many_lost_records_are_repeated_in_few_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kafka loses a whole window. One message in each round would take a window of 5,000 hours."""
+    bench = Threaded()
+    wire, producer = bench.wire, bench.connection.producer(window=100, pub_ack_time="200ms")
+    producer.send("orders", b"first")
+    retransmit, rounds = Window.retransmit, []
+
+    def counted(window: Window, now_s: float) -> None:
+        before = len(wire.published)
+        retransmit(window, now_s)
+        rounds.extend([1] * (len(wire.published) > before))
+
+    monkeypatch.setattr(Window, "retransmit", counted)
+    wire.lose_published = lambda _: True
+    futures = [producer.send_async("orders", b"%d" % n, key=b"k") for n in range(100)]
+    wire.lose_published = lambda _: False
+    producer.flush(60)
+    assert len(rounds) <= 20, "1, 2, 4 … messages; a machine that answers late needs some more"
+    assert bench.stored() == [b"first"] + [b"%d" % n for n in range(100)]
+    assert [f.result().sequence for f in futures] == list(range(2, 102))
+
+
 # ---------------------------------------------------------------- the window
 
 
