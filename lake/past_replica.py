@@ -59,6 +59,7 @@ class QueueDepth(NamedTuple):
     vpn: str
     queue: str
     messages: int
+    is_stand_in: bool
 
 
 # ---------------------------------------------------------------- steps
@@ -114,7 +115,8 @@ def move_ahead(
         one.next_delivery += deliveries
         store.put(key, _encode(page))
         if not one.deleted:
-            found.append(QueueDepth(one.definition.vpn, one.definition.name, one.depth))
+            about = one.definition.vpn, one.definition.name, one.depth, bool(one.stands_for)
+            found.append(QueueDepth(*about))
     return found
 
 

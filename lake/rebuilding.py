@@ -77,8 +77,9 @@ ORDER BY c.step, c.part, c.line
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The outcome for one broker. step, time: of its last step in the tables; messages: in its
-    queues; lost: messages of later steps, which are read from Kafka again under new ids."""
+    """The outcome for one broker. step, time: of its last step in the tables; queues: without
+    stand-ins, whose messages count too; lost: messages of later steps, which are read from Kafka
+    again under new ids."""
 
     broker: str
     step: int
@@ -258,8 +259,8 @@ def _one(
     write_state(state_file(home, name), kept, sorted(store.pages.items()))
     _keep_snapshot(tables, moment, step, kept)
     time = datetime.fromtimestamp(moment.now / 1000, UTC)
-    messages = sum(one.messages for one in depths)
-    return Rebuilt(name, moment.step, time, len(depths), messages, lost, moment.notes)
+    messages, n = sum(one.messages for one in depths), sum(not one.is_stand_in for one in depths)
+    return Rebuilt(name, moment.step, time, n, messages, lost, moment.notes)
 
 
 def _keep_snapshot(tables: Folder, moment: Moment, step: int, own: bytes) -> None:

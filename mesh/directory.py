@@ -12,7 +12,7 @@ import msgspec
 from ..definitions.bridge import parse_bridge
 from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
-from ..protocol.mesh_messages import Entries, SaidEntry, SaidTopic
+from ..protocol.mesh_messages import ChangedEntry, ChangedTopic, Entries
 from ..state.commands.administration import apply_definition, delete_withdrawn, shutdown
 from ..state.queue.broker import Broker
 from ..state.rules.routing import change_topics, forget_found, has_topic, set_topics, withdraw
@@ -26,9 +26,9 @@ _encode = msgspec.msgpack.encode
 _entry = msgspec.msgpack.Decoder(Entry)
 
 
-def wire_entry(vpn: str, name: str, entry: Entry | None) -> SaidEntry:
+def wire_entry(vpn: str, name: str, entry: Entry | None) -> ChangedEntry:
     """An entry in its form on the wire."""
-    return SaidEntry(vpn, name, None if entry is None else _encode(entry))
+    return ChangedEntry(vpn, name, None if entry is None else _encode(entry))
 
 
 def set_brokers(
@@ -96,7 +96,7 @@ def enter_entry(
     forget_found(broker)
 
 
-def enter_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
+def enter_topic(broker: Broker, facts: MeshFacts, message: ChangedTopic) -> None:
     """Enter one change of a queue's topic subscriptions."""
     topics, topic = facts.entries[message.vpn][message.queue].topics, message.topic
     is_there = has_topic(topics, topic)
@@ -108,7 +108,7 @@ def enter_topic(broker: Broker, facts: MeshFacts, message: SaidTopic) -> None:
     forget_found(broker)
 
 
-def change_topic(broker: Broker, message: SaidTopic) -> None:
+def change_topic(broker: Broker, message: ChangedTopic) -> None:
     """Make an entered change of topic subscriptions at the queue, if it is hosted here."""
     queue = broker.find(message.vpn, message.queue)
     if queue is None or has_topic(queue.header.topics, message.topic) != message.is_gone:

@@ -19,10 +19,10 @@ from ..definitions.definition_values import ENDPOINT_PREFIX
 from ..protocol import commands as c
 from ..protocol.errors import ConfigError, LakequeueError, Problem, no_such_queue
 from ..protocol.mesh_messages import (
+    ChangedEntry,
+    ChangedTopic,
     Entries,
     HasMoved,
-    SaidEntry,
-    SaidTopic,
     decode_body,
     encode_body,
 )
@@ -145,14 +145,14 @@ class Keeper:
         is_new = not has_topic(present, command.topic)
         if is_new:
             check_room(command.queue, len(present), [command.topic])
-        self._change_topic(SaidTopic(vpn, command.queue, command.topic), command, is_new)
+        self._change_topic(ChangedTopic(vpn, command.queue, command.topic), command, is_new)
         return LATER
 
     def unsubscribe_topic(self, vpn: str, command: c.UnsubscribeTopic) -> Any:
         """Remove a topic subscription. Stored messages are still delivered (S7)."""
         present = self._existing(vpn, command.queue).topics
         check_subscribed(command.queue, present, command.topic)
-        self._change_topic(SaidTopic(vpn, command.queue, command.topic, is_gone=True), command)
+        self._change_topic(ChangedTopic(vpn, command.queue, command.topic, is_gone=True), command)
         return LATER
 
     def shutdown(self, vpn: str, command: c.Shutdown) -> Any:
@@ -262,7 +262,7 @@ class Keeper:
         self._emit_entry(vpn, name, entry)
 
     def _change_topic(
-        self, message: SaidTopic, command: c.Command, result: bool | None = None
+        self, message: ChangedTopic, command: c.Command, result: bool | None = None
     ) -> None:
         """Like `_change`, for one topic subscription of a queue that may have thousands."""
         enter_topic(self._broker, self._facts, message)
@@ -271,7 +271,7 @@ class Keeper:
         self._tell([], message, command, result)
 
     def _tell(
-        self, entries: list[SaidEntry], topic: SaidTopic | None, command: c.Command | None,
+        self, entries: list[ChangedEntry], topic: ChangedTopic | None, command: c.Command | None,
         result: bool | int | None,
     ) -> None:  # fmt: skip
         """Send a change to the others, and answer when all have confirmed."""

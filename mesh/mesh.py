@@ -56,7 +56,7 @@ from ..state.storage.row import NEVER, Row
 from . import channel, credit, directory, failures, handover, in_transit_commands, moves, stand_ins
 from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
-from .bridges.link import forward_all, receipt, say_home, set_connection_state, with_messages
+from .bridges.link import forward_all, receipt, send_to_home, set_connection_state, with_messages
 from .channel import HeardMessage
 from .facts import MeshFacts, Sent, entry_of, hosts_now, keeper_of, load_facts, mark_facts
 from .keeper import Keeper
@@ -169,7 +169,7 @@ class Mesh(Routes):
         try:
             if kind is not None and kind[1] == topics.BRIDGE_IN:
                 vpn, event = kind[0], "bridge_refused"
-                far_end.hear(broker, self.bridges, vpn, position[1], value, failed)
+                far_end.receive(broker, self.bridges, vpn, position[1], value, failed)
             elif (key or b"").startswith(COPIER_PREFIX):
                 event = "bridge_refused"
                 if failed:
@@ -424,7 +424,7 @@ class Mesh(Routes):
     def _say_over(self, link: Link, sent: BridgeSend) -> None:
         """Send to another home, or to a broker of this one, maybe this broker itself."""
         if link.to == ELSEWHERE:
-            say_home(self._broker, link, sent)
+            send_to_home(self._broker, link, sent)
         else:
             self.say(link.to, sent)
 

@@ -215,7 +215,7 @@ class Room(MeshMessage, frozen=True):
     born: Count = 0
 
 
-class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChangedEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A changed entry of the directory: a packed `mesh.facts.Entry`, or None if the queue was
     deleted."""
 
@@ -224,7 +224,7 @@ class SaidEntry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     entry: bytes | None
 
 
-class SaidTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChangedTopic(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """One changed topic subscription of a queue, which may have ten thousand."""
 
     vpn: Name
@@ -241,10 +241,10 @@ class Entries(MeshMessage, frozen=True):
     kind: ClassVar[str] = "entries"
 
     edition: Count
-    entries: list[SaidEntry]
+    entries: list[ChangedEntry]
     brokers: dict[Name, BrokerNumber]
     groups: dict[Name, Name]
-    topic: SaidTopic | None = None
+    topic: ChangedTopic | None = None
 
 
 class Forward(MeshMessage, frozen=True):

@@ -23,7 +23,8 @@ from .transport import Transport
 
 MOVING = "moving"
 QUEUE = topics.DIRECTORY_QUEUE.encode()  # prefixes of keys
-BROKER, CHANGE_REQUEST = b"broker/", b"wish/"
+BROKER = b"broker/"
+CHANGE_REQUEST = b"wish/"  # the word on the wire, as in the request itself
 ASK_S = 0.5
 CHANGE_S_MAX = 300.0  # adding or removing a broker brings the whole home to rest first
 # The fields that a broker's record may leave out.

@@ -183,7 +183,7 @@ class BrokerRequests:
         returns its answer."""
         self.check_open()
         return ask_for_change(
-            self._transport, self.vpn, change, name, self.new_name("wish"), self.pause
+            self._transport, self.vpn, change, name, self.new_name("change"), self.pause
         )
 
     # ------------------------------------------------------------ time and waiting

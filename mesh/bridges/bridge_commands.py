@@ -58,14 +58,15 @@ def begin(
     broker.vpn_number(new.vpn)  # make the VPN known
     definitions = facts.definitions.setdefault(new.vpn, {})
     before = definitions.get(new.name)
-    if before is not None and parse_bridge(before).carrier != new.carrier:
+    if before is not None and _born(broker, facts, parse_bridge(before)) not in (None, born):
         end(broker, facts, new.vpn, new.name)  # its deletion failed here (`failures`)
+        before = None
     is_changed = before is None or parse_bridge(before) != new
     definitions[new.name] = bridge_to_wire(new)
     if new.carrier != broker.header.name:
         return
     if new.arrives:
-        far_end.open_arrival(broker, facts, new)
+        far_end.open_arrival(broker, facts, new, born)
     else:
         own = broker.header.number
         far = new.far_broker
@@ -73,6 +74,16 @@ def begin(
         _make(broker, facts, new, to, born, is_changed)
     if new.leaves or new.expects_home:
         publish_end(broker, new.vpn, new.name, bridge_to_wire(new))
+
+
+def _born(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> int | None:
+    """The `Link.born` of the end that is here; None for no end, or an unknown one."""
+    if bridge.carrier != broker.header.name:
+        return None
+    arrival = facts.arrival(bridge.vpn, bridge.name)
+    if arrival is not None and arrival.is_open:
+        return arrival.born
+    return _link(facts, bridge.vpn, bridge.name).born
 
 
 def names(facts: BridgeFacts, vpn: str) -> list[str]:

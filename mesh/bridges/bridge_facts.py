@@ -104,7 +104,7 @@ class Arrival(msgspec.Struct):
     """The far end of a bridge from another home or VPN. is_open: False once it is deleted; peer:
     the home that owns it, and its broker that sends; taken: messages, refused: lanes, repeated:
     records, since it was first made; last: when a record came; failed: digests of messages that
-    failed."""
+    failed; born: as of a `Link`, None in older pages."""
 
     name: str
     origin: str
@@ -117,6 +117,7 @@ class Arrival(msgspec.Struct):
     repeated: int = 0
     last: int = 0
     failed: list[int] = []
+    born: int | None = None
 
     def may_bring(self, to: str) -> bool:
         """Whether the bridge may bring messages for a destination."""

@@ -51,13 +51,15 @@ HOMES_MAX = 8  # homes whose numbers a bridge remembers
 FAILED_MAX = 100  # failed messages that it remembers, since each failure costs a replay
 
 
-def open_arrival(broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition) -> None:
+def open_arrival(
+    broker: Broker, facts: BridgeFacts, bridge: BridgeDefinition, born: int
+) -> None:  # fmt: skip
     """Open a bridge that is defined here, or defined again."""
     existing = facts.arrival(bridge.vpn, bridge.name)
     arrival = existing or Arrival(bridge.name, bridge.origin, bridge.subscriptions)
     again = existing is not None and existing.is_open
     arrival.origin, arrival.subscriptions = bridge.origin, bridge.subscriptions
-    arrival.is_open, arrival.failed = True, []
+    arrival.is_open, arrival.failed, arrival.born = True, [], born
     facts.arrivals.setdefault(bridge.vpn, {})[bridge.name] = arrival
     broker.event("bridge_made", bridge.vpn, bridge=bridge.name, to=bridge.to, again=again)
 
@@ -113,7 +115,7 @@ def _take(broker: Broker, arrival: Arrival, sent: BridgeSend) -> BridgeReceipt:
     return answer
 
 
-def hear(
+def receive(
     broker: Broker, facts: BridgeFacts, vpn: str, partition: int, value: bytes | None, failed: str
 ) -> None:
     """Handle one record. failed: why it must be skipped, or empty. Raises ValueError for a refused

@@ -188,7 +188,7 @@ def with_messages(broker: Broker, link: Link, sent: BridgeSend, budget: Budget) 
     return _bridge_send(link, sent.number, lanes, rows, contents)
 
 
-def say_home(broker: Broker, link: Link, sent: BridgeSend) -> None:
+def send_to_home(broker: Broker, link: Link, sent: BridgeSend) -> None:
     """Send to another home, through the engine."""
     header = broker.header
     message = HomeSend(header.epoch, header.name, min(link.flights), sent)

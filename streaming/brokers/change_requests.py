@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, Message, TopicPartition
 
+from ...client.session.queue_directory import CHANGE_REQUEST
 from ...client.session.transport import Transport
 from ...protocol import LakequeueError, NotConnected, topics
 from ...protocol.bounds import CANNOT_DECODE
@@ -30,7 +31,6 @@ from .engine_rehoming import EngineRehoming
 
 log = logging.getLogger("lakequeue.engine")
 
-PREFIX = "wish/"
 MOVED_LISTED_MAX = 1_000  # queues that an answer names
 ASK_S_MAX = 10.0
 
@@ -65,7 +65,7 @@ class ChangeRequest(NamedTuple):
 def request_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeRequest | None:
     """The request in a record of a VPN's directory; None if it is something else, such as an
     answer."""
-    if key is None or value is None or not key.startswith(PREFIX.encode()):
+    if key is None or value is None or not key.startswith(CHANGE_REQUEST):
         return None
     try:
         asked = json.loads(value)
@@ -73,7 +73,7 @@ def request_of(key: bytes | None, value: bytes | None, vpn: str) -> ChangeReques
         group, to = (str(asked.get(key) or "")[:100] for key in ("group", "to"))
     except (*CANNOT_DECODE, KeyError, TypeError, AttributeError):
         return None
-    name = key.decode("utf-8", "replace").removeprefix(PREFIX)
+    name = key.removeprefix(CHANGE_REQUEST).decode("utf-8", "replace")
     return ChangeRequest(number, what, vpn, name, group, to)
 
 
@@ -99,7 +99,7 @@ class ChangeRequests(TopicReader):
         answer: Callable[[bytes, bytes], None],
     ) -> None:  # fmt: skip
         places = [TopicPartition(topics.topic(vpn, topics.DIRECTORY), 0) for vpn in vpns]
-        super().__init__(bootstrap, "lakequeue-wishes", places)
+        super().__init__(bootstrap, "lakequeue-changes", places)
         self._rehoming, self._answer = rehoming, answer
         self._over: set[str] = set()  # requests that were answered
 

@@ -31,13 +31,13 @@ wishes words
 #: No class, and no alias of a type, has these names.
 CLASSES = """
 AskedAgain Beyond Bridged CarriedOut Doors Ear Few Following Gathering Given GoneTo HandingOver Hold
-Judged Known Outgoing Place Placed ReadAgain Referring Said Sight Speaking Takes Unanswered Waits
-Way Whereabouts Wish Wishes
+Judged Known Outgoing Place Placed ReadAgain Referring Said SaidEntry SaidTopic Sight Speaking Takes
+Unanswered Waits Way Whereabouts Wish Wishes
 """
 #: No function, parameter or variable has these names.
 NAMES = """
 became carried_out few gone_to hold humbly judged last_words said_topics say_arrived say_held
-settle_arrival takes turn_away way way_in ways wish
+say_home settle_arrival takes turn_away way way_in ways wish
 """
 GIVEN_UP = {"module": MODULES.split(), "class": CLASSES.split(), "name": NAMES.split()}
 

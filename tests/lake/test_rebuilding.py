@@ -25,7 +25,7 @@ from lake.test_past import _as_the_world, lived
 from lakequeue import LakequeueError
 from lakequeue.lake import open_lake, past, rebuilding
 from lakequeue.lake.past import Moment
-from lakequeue.lake.past_replica import own_of
+from lakequeue.lake.past_replica import move_ahead, own_of
 from lakequeue.lake.queries_at import admin_of
 from lakequeue.lake.rebuilding import rebuild
 from lakequeue.mesh.facts import MeshFacts, Peer, Sent, peers_of
@@ -225,6 +225,20 @@ def test_R3_the_journal_lists_lost_messages_at_the_broker_that_stored_them(
     with open_lake(home) as lake:
         queued = lake.execute("SELECT queue, message_id FROM queued").fetchall()
     assert queued == [("far", str(known))]
+
+
+def test_R3_a_rebuilt_home_counts_no_stand_in_as_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(local("far", "c"))
+    mesh.engine.cut("c")
+    mesh.send("a", "far")
+    (waiting,) = move_ahead(mesh.engine.broker("a").store, 1_000, 1_000, 1, 0)
+    assert (waiting.queue, waiting.messages) == ("#out/far", 1)
+    monkeypatch.setattr(rebuilding, "move_ahead", lambda *given: [*move_ahead(*given), waiting])
+    walk = lived(0, 60)
+    (done,) = rebuild(write_history(walk.world, tmp_path / "old"), tmp_path / "new")
+    assert (done.queues, done.messages) == (1, len(looked_at(walk)) + 1)
 
 
 def test_the_new_home_may_be_started(tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from lakequeue.definitions import parse_configuration
 from lakequeue.mesh import credit, directory, handover, mesh, moves, stand_ins
 from lakequeue.mesh.bridges import bridge_commands
 from lakequeue.mesh.keeper import Keeper
 from lakequeue.protocol import LakequeueError, Rejected
 from lakequeue.protocol import commands as c
 from rules.mesh import BROKERS, Mesh, local, numbers, shared, take
-from rules.two_homes import Vpns
+from rules.two_homes import Two, Vpns
 
 NAMES = "one", "two", "three"
 BEGIN = c.encode_command(c.Begin(epoch=0))
@@ -111,9 +112,14 @@ def test_M2_M3_messages_whose_answer_fails_are_neither_lost_nor_doubled(bug: Bug
     check_nothing_is_kept(home)
 
 
-def test_H4_messages_granted_while_an_answer_fails_come_once(bug: Bug) -> None:
+@pytest.mark.parametrize(
+    ("owner", "name"), [(stand_ins, "_stored"), (credit, "subscription_to")], ids=["answer", "room"]
+)
+def test_H4_messages_granted_while_an_answer_or_a_room_fails_come_once(
+    bug: Bug, owner: Any, name: str
+) -> None:
     home = Mesh(shared())
-    bug.plant(stand_ins, "_stored", "a")
+    bug.plant(owner, name, "a")
     consumer = home.consumer("b", 2)
     for n in range(6):
         home.send("a", "orders", n)
@@ -123,18 +129,6 @@ def test_H4_messages_granted_while_an_answer_fails_come_once(bug: Bug) -> None:
         got += take(consumer)
         home.advance("1s")
     assert sorted(numbers(got)) == list(range(6))
-    check_nothing_is_kept(home)
-
-
-def test_H4_consumers_whose_room_fails_get_messages_later(bug: Bug) -> None:
-    home = Mesh(shared())
-    bug.plant(credit, "subscription_to", "a")
-    consumer = home.consumer("b", 10)
-    for n in range(3):
-        home.send("a", "orders", n)
-    assert take(consumer) == []
-    bug.begin(home)
-    assert sorted(numbers(take(consumer))) == [0, 1, 2]
     check_nothing_is_kept(home)
 
 
@@ -225,3 +219,37 @@ def test_H1_a_receipt_that_fails_is_read_again(bug: Bug) -> None:
     assert home.bodies("q") == ["0", "1", "2"]
     seen = home.a("one").admin().describe_bridge("ab")
     assert (seen["waiting"], seen["on_its_way"], seen["taken"]) == (0, 0, 3)
+
+
+@pytest.mark.parametrize("to", ["two", "three"], ids=["the same", "another one"])
+def test_H1_S7_a_bridge_redefined_where_its_deletion_failed_is_a_new_one(bug: Bug, to: str) -> None:
+    home = Vpns("one", "two")
+    home.define("q", "a/>")
+    x = {"name": "x", "from": "two", "to": "vpn://b?broker=two", "subscriptions": ["x/>"]}
+    admin = home.a("one").admin()
+    admin.bridge(x)
+    home.a("one").producer().send("x/1", b"of the old one")
+    assert admin.describe_bridge("x")["waiting"] == 1
+    bug.plant(bridge_commands, "end", "two")
+    admin.delete_bridge("x")
+    bug.is_mended = True
+    admin.bridge(x | {"to": f"vpn://b?broker={to}"})
+    for begins in (False, True):
+        seen = admin.describe_bridge("x")
+        assert (seen["to"], seen["waiting"], seen["on_its_way"]) == (f"vpn://b?broker={to}", 0, 0)
+        if not begins:
+            bug.begin(home)
+
+
+def test_H1_a_far_end_redefined_where_its_deletion_failed_admits_another_home(bug: Bug) -> None:
+    homes = Two(expects=None, to="memory://east?broker=beside")
+    homes.engines["east"].configure(parse_configuration({"brokers": ["far", "beside"]}))
+    homes.expect(to="beside")
+    homes.define("q", "a/>", broker="beside")
+    homes.send("a/b", "x")
+    assert homes.seen_far()["home"] == {"epoch": 0, "broker": "near"}
+    bug.plant(bridge_commands, "end", "beside")
+    homes.east.admin().delete_bridge("out")
+    bug.is_mended = True
+    homes.expect(to="beside")
+    assert homes.seen_far()["home"] is None
