@@ -18,6 +18,10 @@ answered, so the queue still has them (`Mesh._repeat`).
 
 A broker's messages to itself are not written: it reads them in its next step.
 
+A channel at which a step fails because of a bug stops until the engine begins (`stop_failed`). The
+broker reads nothing from the other one, and repeats and confirms nothing. Nothing is lost, since
+both keep what is unconfirmed.
+
 Rebuilt brokers (R3). Each is rebuilt as of some step. Its later steps are lost, though others may
 have received their records. Two things must hold before the brokers continue:
 
@@ -34,7 +38,7 @@ crash.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..protocol import mesh_messages
@@ -42,9 +46,11 @@ from ..protocol.mesh_messages import Come, Entries, HandOver, MeshMessage, Room,
 from ..protocol.outputs import MeshRecord
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
+from ..state.queue.broker_facts import RecordPosition
 from ..state.storage.row import NEVER
 from .facts import MeshFacts, Peer, Sent
 
+CHANNEL = "#channel"  # in a failure's position instead of a topic; beside it, the other's number
 CONFIRM_MS = 1_000  # a confirmation waits so long for a record that carries it
 CONFIRM_RECORDS = 100  # or for so many records
 SYNC_MS = 10_000  # between two questions for the same records
@@ -66,6 +72,34 @@ def say(
     peer.probe_at = min(peer.probe_at, broker.now + SYNC_MS)
     if not peer.repeat_from:  # else it is repeated, behind earlier records
         _emit(broker, peer, peer.said, message)
+
+
+def say_again(broker: Broker, facts: MeshFacts, to: int, sent: Sent) -> None:
+    """Send a record under a new number, as a repetition."""
+    peer = facts.peers[to]
+    if to != broker.header.number:
+        peer.repeat_from = peer.repeat_from or peer.said + 1
+    say(broker, facts, to, mesh_messages.decode_body(sent.kind, sent.body), sent.ids)
+
+
+def stop_failed(
+    broker: Broker, facts: MeshFacts, vpn: str, skipped: Mapping[RecordPosition, str]
+) -> None:
+    """Stop the channels that failed in an earlier attempt at this step. vpn: gets the events."""
+    for (topic, number, _), why in sorted(skipped.items()):
+        if topic == CHANNEL:
+            peer = facts.peers[number]
+            peer.is_stopped = True
+            text = f"the channel to broker {peer.name!r} stops until the engine begins: {why}"
+            broker.event("mesh_refused", vpn, why=text)
+
+
+def sender_of(value: bytes | None) -> int:
+    """The broker that sent a record; -1 if it cannot be read."""
+    try:
+        return mesh_messages.decode(value).sender
+    except ValueError:
+        return -1
 
 
 def _emit(broker: Broker, peer: Peer, number: int, message: MeshMessage) -> None:
@@ -95,7 +129,8 @@ class HeardMessage(NamedTuple):
 
 def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> HeardMessage | None:
     """Read a record of another broker, each once, in their order. None if it was received before,
-    comes too early, or is from another home. Raises ValueError if it cannot be read."""
+    comes too early, is from another home, or the channel is stopped. Raises ValueError if it cannot
+    be read."""
     envelope = mesh_messages.decode(value)
     if envelope.epoch != broker.header.epoch:
         broker.count_refused(vpn, "other_home")
@@ -105,6 +140,8 @@ def hear(broker: Broker, facts: MeshFacts, vpn: str, value: bytes | None) -> Hea
     peer = facts.peers.get(envelope.sender)
     if peer is None:
         peer = facts.peers[envelope.sender] = Peer(envelope.name)
+    if peer.is_stopped:
+        return None
     _forget_confirmed(broker, peer, envelope.confirms)
     if envelope.kind == Sync.kind:
         message = mesh_messages.decode_body(envelope.kind, envelope.body)
@@ -181,20 +218,24 @@ def repeat_all(broker: Broker, facts: MeshFacts, repeat: Repeat) -> None:
     again, and takes its messages from the budget."""
     budget = Budget(broker.limits.again_rows, broker.limits.again_bytes)
     for number, peer in sorted(facts.peers.items()):
-        if peer.repeat_from:
+        if peer.repeat_from and not peer.is_stopped:
+            broker.at = CHANNEL, number, 0
             _repeat(broker, number, peer, repeat, budget)
+    broker.at = None
 
 
 def synchronize(broker: Broker, facts: MeshFacts) -> None:
     """At the end of a step, confirm, and ask what has arrived."""
     for number, peer in sorted(facts.peers.items()):
-        if number == broker.header.number:
+        if number == broker.header.number or peer.is_stopped:
             continue
+        broker.at = CHANNEL, number, 0
         if peer.probe_at <= broker.now:
             peer.probe_at = broker.now + SYNC_MS
             _emit_sync(broker, peer, answer=True)
         if peer.confirm_at <= broker.now:
             _emit_sync(broker, peer)
+    broker.at = None
 
 
 def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget) -> None:
@@ -214,7 +255,7 @@ def _repeat(broker: Broker, to: int, peer: Peer, repeat: Repeat, budget: Budget)
 def take_own(broker: Broker, facts: MeshFacts) -> list[Sent]:
     """The messages that the broker sent to itself in its last step."""
     own = facts.peers.get(broker.header.number)
-    if own is None:
+    if own is None or own.is_stopped:
         return []
     sent, own.unconfirmed = own.unconfirmed, []
     own.heard = own.said
@@ -223,9 +264,9 @@ def take_own(broker: Broker, facts: MeshFacts) -> list[Sent]:
 
 def deadline(broker: Broker, facts: MeshFacts) -> int:
     """When to read what it said to itself, or to synchronize, epoch ms, or NEVER."""
-    peers = facts.peers.values()
+    peers = [peer for peer in facts.peers.values() if not peer.is_stopped]
     own = facts.peers.get(broker.header.number)
-    if (own is not None and own.unconfirmed) or any(peer.repeat_from for peer in peers):
+    if (own in peers and own.unconfirmed) or any(peer.repeat_from for peer in peers):
         return 1
     return min((min(peer.confirm_at, peer.probe_at) for peer in peers), default=NEVER)
 

@@ -44,8 +44,9 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
         is_back = is_back or (peer.is_full and not is_full)
         peer.is_full = is_full
     for queue in (broker.queues if is_back else broker.touched).values():
-        if queue.dropped or queue.wanted or queue.header.stands_for:
+        if queue.dropped or queue.wanted or queue.header.stands_for or queue.header.faulted:
             continue
+        broker.at = queue
         hosts = other_hosts(broker, facts, queue)
         if not hosts:
             continue
@@ -62,6 +63,7 @@ def tell_room(broker: Broker, facts: MeshFacts) -> None:
             facts.credits.rooms[key] = told
         else:
             facts.credits.rooms.pop(key, None)
+    broker.at = None
 
 
 def _rooms(queue: Queue) -> Rooms:

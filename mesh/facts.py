@@ -31,8 +31,8 @@ class Peer(msgspec.Struct):
     to it and from it; unconfirmed: records to it, in order; told: what it knows of `heard`; missed:
     the number of the last missing record that it was asked for, or will be once the directory's
     change has come; repeat_from: the first record to be repeated, 0 for none; is_full: as of the
-    last step, so many are unconfirmed that it gets nothing that can wait. Times, ms: when to
-    confirm, when to ask what it has received."""
+    last step, so many are unconfirmed that it gets nothing that can wait; is_stopped: the channel
+    failed. Times, ms: when to confirm, when to ask what it has received."""
 
     name: str
     said: int = 0
@@ -44,6 +44,7 @@ class Peer(msgspec.Struct):
     is_full: bool = False
     confirm_at: int = NEVER
     probe_at: int = NEVER
+    is_stopped: bool = False
 
 
 class Entry(msgspec.Struct):
@@ -103,7 +104,8 @@ class MeshFacts(msgspec.Struct):
     brokers: the home's, by name; entries: VPN → name → queue; lanes: by the stand-in's number;
     retries: when each refused lane is tried again; edition: of the directory as known here;
     removed: numbers of brokers that left the home, whose records may come again; failed: records
-    that failed here, by what they are about: sender, kind, body (`failures`).
+    that failed here, by what they are about: sender, kind, body (`failures`); left_out: records
+    that are not sent, since their queue failed, by its number: each with the receiver's.
     """
 
     brokers: dict[str, int] = {}
@@ -117,6 +119,7 @@ class MeshFacts(msgspec.Struct):
     waiting: list[WaitingAnswer] = []
     removed: list[int] = []
     failed: dict[str, list[tuple[int, str, bytes]]] = {}
+    left_out: dict[int, list[tuple[int, Sent]]] = {}
     withdrawn: list[int] = []  # the numbers of queues that are deleted in the same step, or later
     credits_changed: bool = False  # since the last mark
     directory_changed: bool = False  # the same

@@ -34,7 +34,7 @@ from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
 from ..state.rules.routing import has_topic
 from .bridges.bridge_facts import BridgeFacts
-from .channel import say
+from .channel import CHANNEL, say
 from .directory import carry_out, change_topic, enter_entry, enter_topic, wire_entry
 from .facts import (
     Entry,
@@ -126,10 +126,14 @@ class Keeper:
 
     def moved(self, sender: int, message: HasMoved) -> None:
         """Finish a move: the queue is at its new host, or has stayed. Both hosts may have ended
-        it."""
+        it. If it ends later, only its caller is answered."""
         facts = self._facts
         key, entry = key_of(message.vpn, message.queue), entry_of(facts, message.vpn, message.queue)
         if entry is None or entry.move != message.move or key not in facts.moves:
+            return
+        if message.is_late:
+            self._answer(facts.moves[key], error=message.error)
+            facts.moves[key] = None
             return
         reply = facts.moves.pop(key)
         hosts = entry.hosts if message.error else [sender]
@@ -172,8 +176,12 @@ class Keeper:
         waiting = self._facts.waiting
         if not waiting:
             return
-        peers = [self._facts.peers[number] for number in self._others()]
-        known_by_all = min(self._known_edition(peer) for peer in peers)
+        known_by_all = self._facts.edition
+        for number in self._others():
+            self._broker.at = CHANNEL, number, 0
+            peer = self._facts.peers[number]
+            known_by_all = min(known_by_all, 0 if peer.is_stopped else self._known_edition(peer))
+        self._broker.at = None
         answered = bisect_right(waiting, known_by_all, key=lambda one: one.edition)
         for one in waiting[:answered]:
             self._answer(one.reply, one.result)

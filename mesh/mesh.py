@@ -58,7 +58,16 @@ from .bridges import bridge_commands, endpoint, far_end
 from .bridges.bridge_facts import ELSEWHERE, BridgeFacts, Link
 from .bridges.link import forward_all, receipt, send_to_home, set_connection_state, with_messages
 from .channel import HeardMessage
-from .facts import MeshFacts, Sent, entry_of, hosts_now, keeper_of, load_facts, mark_facts
+from .facts import (
+    PAGE,
+    MeshFacts,
+    Sent,
+    entry_of,
+    hosts_now,
+    keeper_of,
+    load_facts,
+    mark_facts,
+)
 from .keeper import Keeper
 from .queue_placement import check_move
 from .routes import Routes
@@ -103,6 +112,7 @@ class Mesh(Routes):
             BridgeReceipt.kind: self._answered,
         }
         self._kept: list[HeardMessage] = []  # records that failed earlier, to be read in this step
+        self._skipped: Mapping[RecordPosition, str] = {}  # of this step, see `Batch`
 
     @classmethod
     def load(cls, broker: Broker) -> Mesh:
@@ -112,7 +122,7 @@ class Mesh(Routes):
     def mark(self) -> None:
         """Write what has changed since the last mark."""
         self.bridges.mark(self._broker)
-        if not self._is_alone:
+        if not self._is_alone or self._broker.store.get(PAGE) is not None:
             mark_facts(self._broker.store, self.facts)
 
     @property
@@ -132,8 +142,10 @@ class Mesh(Routes):
 
     @property
     def _is_alone(self) -> bool:
-        """Whether it has met no broker, and said nothing to itself: most brokers, in each step."""
-        return not (self.facts.brokers or self.facts.peers)
+        """Whether it has met no broker, said nothing to itself, and kept nothing: most brokers, in
+        each step."""
+        facts = self.facts
+        return not (facts.brokers or facts.peers or facts.failed or self._kept)
 
     # ------------------------------------------------------------ a step
 
@@ -142,52 +154,69 @@ class Mesh(Routes):
         facts = self.facts
         if self._is_alone and not records.topics:
             return
+        self._skipped = skipped
+        channel.stop_failed(self._broker, facts, self._vpn, skipped)
         kept, self._kept = self._kept, []
         for at, one in enumerate(kept):
-            position = KEPT, 0, at
-            self._hear_record(position, None, None, skipped.get(position, ""), one)
+            self._hear_record((KEPT, 0, at), None, None, one)
         positions = zip(records.topics, records.partitions, records.offsets, strict=True)
         for position, key, value in zip(positions, records.keys, records.values, strict=True):
-            self._hear_record(position, key, value, skipped.get(position, ""))
+            self._hear_record(position, key, value)
         for sent in channel.take_own(self._broker, facts):
-            position = OWN, 0, sent.number
-            self._hear_record(position, None, sent.body, skipped.get(position, ""), sent)
+            self._hear_record((OWN, 0, sent.number), None, sent.body, sent)
         self._broker.at = None
         self._keeper.answer_confirmed()
         stand_ins.retry(self._broker, facts)
 
+    @property
+    def _vpn(self) -> str:
+        """The VPN that gets the events of refused records."""
+        return next(iter(self._broker.header.vpns), DEFAULT_VPN)
+
     def _hear_record(
-        self, position: RecordPosition, key: bytes | None, value: bytes | None, failed: str,
+        self, position: RecordPosition, key: bytes | None, value: bytes | None,
         own: Sent | HeardMessage | None = None,
     ) -> None:  # fmt: skip
-        """Handle one record. failed: why it must be skipped, or empty; own: what this broker said
-        to itself, or kept."""
-        broker = self._broker
-        broker.at = position
-        vpn = next(iter(broker.header.vpns), DEFAULT_VPN)  # gets the events of refused records
-        kind, event, heard = topics.split(position[0]), "mesh_refused", None
+        """Handle one record. own: what this broker said to itself, or kept."""
+        broker, failed = self._broker, self._skipped.get(position, "")
+        vpn, event, heard = self._vpn, "bridge_refused", None
+        kind, is_copied = topics.split(position[0]), (key or b"").startswith(COPIER_PREFIX)
+        again = f"#{position[0]}", *position[1:]  # where the handling of its failure fails
+        if kind is not None and kind[1] == topics.BRIDGE_IN:
+            vpn = kind[0]
+        elif not is_copied:
+            event, again = "mesh_refused", (channel.CHANNEL, self._sender(value, own), 0)
+        broker.at = again if failed else position
         try:
-            if kind is not None and kind[1] == topics.BRIDGE_IN:
-                vpn, event = kind[0], "bridge_refused"
-                far_end.receive(broker, self.bridges, vpn, position[1], value, failed)
-            elif (key or b"").startswith(COPIER_PREFIX):
-                event = "bridge_refused"
-                if failed:
-                    raise ValueError(f"it failed: {failed}")
-                self._copied(key or b"", value)
-            else:
+            if event == "mesh_refused":
                 heard = self._read(vpn, value, own)
-                if heard is not None and failed:
-                    raise ValueError(f"it failed: {failed}")
-                if heard is not None and failures.must_wait(self.facts, heard.message):
-                    failures.keep(self.facts, heard)
-                elif heard is not None:
-                    self.handlers[heard.message.kind](heard.sender, heard.message)
+            elif again in self._skipped:
+                raise ValueError(f"it failed: {failed}")
+            elif is_copied:
+                heard = self._copied(key or b"", value, failed)
+            else:
+                far_end.receive(broker, self.bridges, vpn, position[1], value, failed)
+            if heard is not None:
+                self._handle(heard, failed, is_stopped=again in self._skipped)
         except (LakequeueError, ValueError) as error:
             broker.event(event, vpn, why=str(error))
             reject_record(broker, vpn, *position, key, value, str(error))
             if heard is not None:
                 failures.handle(broker, self.facts, self.bridges, heard, error)
+
+    def _handle(self, heard: HeardMessage, failed: str, is_stopped: bool) -> None:
+        """Let a record do what it says, or keep it."""
+        if is_stopped or failures.must_wait(self.facts, heard.message):
+            failures.keep(self._broker, self.facts, heard, "an earlier record failed")
+        elif failed:
+            raise ValueError(f"it failed: {failed}")
+        else:
+            self.handlers[heard.message.kind](heard.sender, heard.message)
+
+    def _sender(self, value: bytes | None, own: Sent | HeardMessage | None) -> int:
+        if isinstance(own, HeardMessage):
+            return own.sender
+        return channel.sender_of(value) if own is None else self._broker.header.number
 
     def _read(
         self, vpn: str, value: bytes | None, own: Sent | HeardMessage | None
@@ -200,13 +229,22 @@ class Mesh(Routes):
         return HeardMessage(number, self._repeat(number, own, Budget(len(own.ids))))
 
     def _repeat(self, to: int, sent: Sent, budget: Budget) -> MeshMessage:
-        """Make a record's message again."""
-        message = decode_body(sent.kind, sent.body)
+        """Make a record's message again, unless its queue failed."""
+        broker, message = self._broker, decode_body(sent.kind, sent.body)
+        link = self.bridges.link(message.link) if isinstance(message, BridgeSend) else None
+        queue = None if link is None else broker.queues[link.queue]
+        if isinstance(message, HandOver) and sent.ids:
+            queue = stand_ins.source_of(broker, message)
+        if queue is None:
+            return message
+        if queue.header.faulted or queue.number in self.facts.left_out:
+            return failures.leave_out(self.facts, queue, to, sent)
+        before, broker.at = broker.at, queue
         if isinstance(message, HandOver):
-            return stand_ins.with_messages(self._broker, to, message, sent.ids, budget)
-        link = self.bridges.links.get(message.link) if isinstance(message, BridgeSend) else None
-        if isinstance(message, BridgeSend) and link is not None:
-            return with_messages(self._broker, link, message, budget)
+            message = stand_ins.with_messages(broker, queue, to, message, sent.ids, budget)
+        elif isinstance(message, BridgeSend) and link is not None:
+            message = with_messages(broker, link, message, budget)
+        broker.at = before
         return message
 
     def speak(self) -> None:
@@ -217,6 +255,8 @@ class Mesh(Routes):
             forward_all(self._broker, self.bridges, self._say_over)
         if self.facts.peers:
             channel.repeat_all(self._broker, self.facts, self._repeat)
+            if self.facts.left_out:
+                failures.send_left_out(self._broker, self.facts)
             channel.synchronize(self._broker, self.facts)
 
     def deadline(self) -> int:
@@ -400,26 +440,32 @@ class Mesh(Routes):
 
     def engine_begins(self) -> None:
         """See `MeshInterface`."""
-        self._kept += failures.take_kept(self.facts)
+        self._kept += failures.begin_again(self._broker, self.facts)
         bridge_commands.publish_ends(self._broker, self.bridges)
         self._keeper.publish_directory()
 
-    def _copied(self, key: bytes, value: bytes | None) -> None:
+    def _copied(self, key: bytes, value: bytes | None, failed: str) -> HeardMessage | None:
         """Handle a record of the copying engine for a bridge's near end. It comes in the broker's
-        own topic, to which nobody else writes, under the bridge's key. Raises ValueError for a
-        malformed record."""
+        own topic, to which nobody else writes, under the bridge's key. failed: why it must be
+        skipped, or empty. Returns the receipt in an answer. Raises ValueError for a malformed
+        record."""
         vpn, name = of_key(key)
         message = decode_copied(value)
-        queue = self._broker.find(vpn, endpoint.endpoint_name(name))
+        broker = self._broker
+        queue = broker.find(vpn, endpoint.endpoint_name(name))
         link = None if queue is None else self.bridges.links.get(queue.number)
+        if isinstance(message, HomeAnswer) and failed:
+            return HeardMessage(broker.header.number, message.receipt)
+        if failed:
+            raise ValueError(f"it failed: {failed}")
         if link is None or link.to != ELSEWHERE:  # the bridge was deleted: the engine may not know
-            bridge_commands.publish_end(self._broker, vpn, name, None)
-            return
-        if not isinstance(message, HomeAnswer):
-            set_connection_state(self._broker, link, message.state, message.why)
+            bridge_commands.publish_end(broker, vpn, name, None)
+        elif not isinstance(message, HomeAnswer):
+            set_connection_state(broker, link, message.state, message.why)
         elif message.receipt.link == link.number:
-            set_connection_state(self._broker, link, OPEN, "")  # the far end refused it before
-            receipt(self._broker, link, message.receipt)
+            set_connection_state(broker, link, OPEN, "")  # the far end refused it before
+            return HeardMessage(broker.header.number, message.receipt)
+        return None
 
     def _say_over(self, link: Link, sent: BridgeSend) -> None:
         """Send to another home, or to a broker of this one, maybe this broker itself."""
@@ -433,6 +479,6 @@ class Mesh(Routes):
         self.say(sender, far_end.bring_across(self._broker, self.bridges, sent))
 
     def _answered(self, sender: int, answer: BridgeReceipt) -> None:
-        link = self.bridges.links.get(answer.link)
-        if link is not None:  # else the bridge was deleted
+        link = self.bridges.link(answer.link)
+        if link is not None:
             receipt(self._broker, link, answer)

@@ -27,7 +27,16 @@ import msgspec
 
 from ..protocol import commands as c
 from ..protocol.errors import LakequeueError
-from ..protocol.mesh_messages import NO_ROWS, PART_BYTES, Come, Forward, HandOver, HasMoved
+from ..protocol.mesh_messages import (
+    NO_ROWS,
+    PART_BYTES,
+    Answer,
+    Come,
+    Forward,
+    HandOver,
+    HasMoved,
+    Room,
+)
 from ..state.commands.leases import MOVED
 from ..state.commands.multi_step_commands import IN_TURN, begin
 from ..state.limits import Budget
@@ -166,6 +175,24 @@ def failed(broker: Broker, facts: MeshFacts, vpn: str, name: str, move: int) -> 
         own = broker.header.name
         why = f"queue {name!r}: stays, its move failed at broker {own!r}, see its log"
         _end_move(broker, facts, vpn, name, entry, why)
+
+
+def tell_delay(
+    broker: Broker, facts: MeshFacts, message: Answer | Room | HandOver | HasMoved, why: str
+) -> None:
+    """If a kept record delays the end of a move, tell the move's caller, through the keeper."""
+    vpn, name = message.vpn, message.queue
+    key, entry = key_of(vpn, name), entry_of(facts, vpn, name)
+    if isinstance(message, HasMoved):
+        delays = key in facts.moves and not message.is_late
+    else:
+        delays = key in facts.leaving or key in facts.arriving
+    if delays and entry is not None:
+        text = (
+            f"queue {name!r}: its move ends after the engine's next start; at broker "
+            f"{broker.header.name!r} {why}"
+        )
+        _report(broker, facts, HasMoved(vpn, name, entry.move, text, is_late=True))
 
 
 def may_come(broker: Broker, facts: MeshFacts, sender: int, message: Come) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from ..definitions import QueueDefinition
 from ..definitions.definition_values import WAITING_PREFIX
 from ..protocol.errors import Reason
-from ..protocol.mesh_messages import Answer, HandOver, slices
+from ..protocol.mesh_messages import Answer, HandOver, encode_body, slices
 from ..state.commands.multi_step_commands import resume
 from ..state.limits import Budget
 from ..state.queue.broker import Broker
@@ -32,13 +32,14 @@ from ..state.rules.edits import AGAIN, TRANSIT
 from ..state.rules.returned_leases import die
 from ..state.rules.routing import forget_found
 from ..state.storage.blocks import Content
-from ..state.storage.row import MOVING, READY, Row, by_arrival
+from ..state.storage.row import MOVING, NEVER, READY, Row, by_arrival
 from . import in_transit_commands
 from .channel import say
 from .facts import (
     Entry,
     MeshFacts,
     OutLane,
+    Sent,
     born_of,
     entry_of,
     hosts_now,
@@ -143,7 +144,20 @@ def follow(broker: Broker, facts: MeshFacts, vpn: str, name: str) -> None:
         far = facts.entries[vpn][name].definition
         queue.header.definition = _definition(far, queue.definition.name)
         broker.touch(queue)
+        put_back(broker, facts, queue)
     turn(broker, facts, vpn, name)
+
+
+def put_back(broker: Broker, facts: MeshFacts, queue: Queue) -> None:
+    """Put a stand-in that failed back into service."""
+    if not queue.header.faulted:
+        return
+    queue.header.faulted = ""
+    queue.wanted = True
+    broker.touch(queue)
+    resume(broker, queue)
+    if queue.number in facts.retries:
+        facts.retries[queue.number] = broker.now
 
 
 # ---------------------------------------------------------------- sending
@@ -164,24 +178,32 @@ def send(
             vpn, name, lane is not None, 0 if lane is None else lane.attempt, subscription.filter,
             _encode(rows[part]), contents[part], born_of(facts, vpn, name),
         )  # fmt: skip
-        say(broker, facts, subscription.broker, message, [row.id for row in rows[part]])
+        to, ids = subscription.broker, [row.id for row in rows[part]]
+        if queue.number in facts.left_out:  # behind the earlier ones (`failures.send_left_out`)
+            body = encode_body(message.without_messages())
+            facts.left_out[queue.number].append((to, Sent(0, message.kind, body, ids)))
+        else:
+            say(broker, facts, to, message, ids)
+
+
+def source_of(broker: Broker, message: HandOver | Answer) -> Queue | None:
+    """The queue here whose messages are handed over."""
+    of = find if message.waiting else Broker.find
+    return of(broker, message.vpn, message.queue)
 
 
 def with_messages(
-    broker: Broker, to: int, message: HandOver, ids: list[int], budget: Budget
+    broker: Broker, queue: Queue, to: int, message: HandOver, ids: list[int], budget: Budget
 ) -> HandOver:
     """A record that is repeated, with those of its messages that are still in transit."""
-    name = f"{OUT}{message.queue}" if message.waiting else message.queue
-    queue = broker.find(message.vpn, name)
     rows: list[Row] = []
     contents: list[Content] = []
-    if queue is not None:
-        for number, moving in moving_to(queue, to, ids).items():
-            (one,) = (one for one in queue.header.subscriptions if one.number == number)
-            for row, content in _readable(broker, queue, one, moving):
-                rows.append(row)
-                contents.append(content)
-                budget.take(1, row.size)
+    for number, moving in moving_to(queue, to, ids).items():
+        (one,) = (one for one in queue.header.subscriptions if one.number == number)
+        for row, content in _readable(broker, queue, one, moving):
+            rows.append(row)
+            contents.append(content)
+            budget.take(1, row.size)
     return msgspec.structs.replace(message, rows=_encode(rows), contents=contents)
 
 
@@ -206,11 +228,8 @@ def _held(queue: Queue, one: Subscription) -> list[Row]:
 def _source(broker: Broker, facts: MeshFacts, message: Answer) -> Queue | None:
     """The queue that handed messages over; None if it was deleted, even if there is a new one of
     its name."""
-    if born_of(facts, message.vpn, message.queue) != message.born:
-        return None
-    if message.waiting:
-        return find(broker, message.vpn, message.queue)
-    return broker.find(message.vpn, message.queue)
+    is_same = born_of(facts, message.vpn, message.queue) == message.born
+    return source_of(broker, message) if is_same else None
 
 
 def moving_to(queue: Queue, sender: int, ids: list[int]) -> dict[int, list[Row]]:
@@ -347,12 +366,20 @@ def _not_granted(
 def retry(broker: Broker, facts: MeshFacts) -> None:
     """Try the first message of each refused lane again, when it is time."""
     for number, at in list(facts.retries.items()):
-        if at <= broker.now:
+        broker.at = queue = broker.queues[number]
+        if queue.header.faulted:
+            facts.retries[number] = NEVER  # until it is put back
+        elif at <= broker.now:
             del facts.retries[number]
-            queue = broker.queues[number]
-            queue.header.subscriptions[0].max_backlog = 1
-            queue.wanted = True
-            broker.touch(queue)
+            _try_first(broker, queue)
+    broker.at = None
+
+
+def _try_first(broker: Broker, queue: Queue) -> None:
+    """Let the first message of a refused lane be sent."""
+    queue.header.subscriptions[0].max_backlog = 1
+    queue.wanted = True
+    broker.touch(queue)
 
 
 def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
@@ -363,10 +390,11 @@ def shown(broker: Broker, facts: MeshFacts, vpn: str) -> list[dict[str, Any]]:
         queue = broker.queues[number]
         header = queue.header
         if queue.definition.vpn == vpn and header.depth:
+            why = header.faulted or lane.why or None
             found.append(
                 {
                     "queue": header.stands_for, "to": header.subscriptions[0].name,
-                    "waiting": header.depth, "bytes": header.bytes, "why": lane.why or None,
+                    "waiting": header.depth, "bytes": header.bytes, "why": why,
                     "for_s": (broker.now - lane.since) / 1000 if lane.why else None,
                 }
             )  # fmt: skip

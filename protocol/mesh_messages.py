@@ -272,8 +272,8 @@ class Come(MeshMessage, frozen=True):
 
 
 class HasMoved(MeshMessage, frozen=True):
-    """Reports to the keeper that a queue has moved to the sender. error: the reason, if it has
-    not."""
+    """Reports to the keeper that a queue has moved to the sender. error: the reason, if it has not;
+    is_late: it may move later, though."""
 
     kind: ClassVar[str] = "has_moved"
 
@@ -281,6 +281,7 @@ class HasMoved(MeshMessage, frozen=True):
     queue: Name
     move: Count
     error: str = ""
+    is_late: bool = False
 
 
 class Sync(MeshMessage, frozen=True):

@@ -177,6 +177,11 @@ class BridgeFacts:
             broker.store.delete(key)
         self._written = pages
 
+    def link(self, number: int) -> Link | None:
+        """The link with this number; None if its bridge was deleted."""
+        link = self.links.get(number & (1 << QUEUE_BITS) - 1)
+        return link if link is not None and link.number == number else None
+
     def arrival(self, vpn: str, name: str) -> Arrival | None:
         """The far end with this name, even if it is deleted."""
         return self.arrivals.get(vpn, {}).get(name)

@@ -105,6 +105,7 @@ def _is_from(origin: str, vpn: str) -> bool:
 
 
 def _take(broker: Broker, arrival: Arrival, sent: BridgeSend) -> BridgeReceipt:
+    _check(sent)
     arrival.last = broker.now
     if len(sent.payloads) == 1 and _digest(sent) in arrival.failed:
         return all_refused(sent)
@@ -139,6 +140,7 @@ def receive(
     sent = msgspec.structs.replace(message.send, vpn=vpn)
     try:
         if failed:
+            _check(sent)
             _remember(arrival, sent)
             raise ValueError(f"it failed: {failed}")
         receipt = _take(broker, arrival, sent)
@@ -244,18 +246,23 @@ class Outcome:
         self.refusal = reason, queue
 
 
-def store_messages(
-    broker: Broker, sent: BridgeSend, may_bring: Callable[[str], bool]
-) -> BridgeReceipt:
-    """Store a bridge's messages; returns the receipt. may_bring: whether a destination is allowed.
-    Raises ValueError for columns of different lengths, and for malformed headers."""
+def _check(sent: BridgeSend) -> None:
+    """Raise ValueError for columns of different lengths, and for malformed headers: in the middle
+    of a lane it would be too late."""
     n = len(sent.payloads)
     if any(len(getattr(sent, name)) != n for name in COLUMNS) or sum(sent.lanes) != n:
         raise ValueError(f"bridge {sent.bridge!r}: columns of different lengths")
     if n and max(sent.to) >= len(sent.destinations):
         raise ValueError(f"bridge {sent.bridge!r}: a destination that is not named")
     for text in filter(None, sent.headers):
-        msgspec.json.decode(text)  # check now: in the middle of a lane it would be too late
+        msgspec.json.decode(text)
+
+
+def store_messages(
+    broker: Broker, sent: BridgeSend, may_bring: Callable[[str], bool]
+) -> BridgeReceipt:
+    """Store a bridge's messages; returns the receipt. may_bring: whether a destination is
+    allowed."""
     admission = Admission(broker)
     kept_out = {at for at, to in enumerate(sent.destinations) if not may_bring(to)}
     refused: list[tuple[int, int, str, str]] = []

@@ -75,6 +75,12 @@ class HomeCopier(WatchThread):
         self._writer.flush(KEPT_S)
         del self._writer
 
+    def grow_patient(self) -> float:
+        """Let the next silence be longer; returns the present one, in seconds. Until an answer can
+        be read, the bridge does not count as open, so its state is reported once."""
+        silence_s, self._silence_s = self._silence_s, min(2 * self._silence_s, SILENCE_S_MAX)
+        return silence_s
+
     def _wait(self, why: str) -> None:
         self._report_state(home_bridges.WAITING, why)
         self._stopping.wait(self._pause_s)
@@ -163,9 +169,7 @@ class _CopyAttempt:
         self._far.poll()
         self._store_position()
         if self._unanswered and time.monotonic() - self._heard_at > self._copier._silence_s:
-            silent_s, self._copier._silence_s = (
-                self._copier._silence_s, min(2 * self._copier._silence_s, SILENCE_S_MAX),
-            )  # fmt: skip
+            silent_s = self._copier.grow_patient()
             raise NotConnected(
                 self._refusal
                 or f"{self._copier.bridge.to}: has answered nothing for {silent_s:.0f} s; is its "
@@ -197,7 +201,8 @@ class _CopyAttempt:
                 continue
             try:
                 answer = home_bridges.decode_copied(message.value())
-            except ValueError as error:
+            except ValueError as error:  # only another version of one of the homes helps
+                self._copier._pause_s = self._copier.grow_patient()
                 to = self._copier.bridge.to
                 raise NotConnected(f"{to}: its answer cannot be read: {error}") from error
             writer.produce(self._copier._mesh, message.value(), self._copier._key, 0,

@@ -230,9 +230,9 @@ def test_R3_the_journal_lists_lost_messages_at_the_broker_that_stored_them(
 def test_R3_a_rebuilt_home_counts_no_stand_in_as_a_queue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mesh = Mesh(local("far", "c"))
+    mesh = Mesh(local("far", "c", "t"))
     mesh.engine.cut("c")
-    mesh.send("a", "far")
+    mesh.send("a", "t")
     (waiting,) = move_ahead(mesh.engine.broker("a").store, 1_000, 1_000, 1, 0)
     assert (waiting.queue, waiting.messages) == ("#out/far", 1)
     monkeypatch.setattr(rebuilding, "move_ahead", lambda *given: [*move_ahead(*given), waiting])

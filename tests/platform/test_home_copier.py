@@ -187,6 +187,37 @@ def test_H1_silence_is_reported_and_everything_is_copied_again(
     assert ends.far.admin().describe("q")["depth"] == 1
 
 
+def test_H1_an_answer_that_cannot_be_read_is_reported_once(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes again with its record, later each time."""
+    monkeypatch.setattr(home_copier, "SILENCE_S", 0.1)
+    far = {**ends.definition, "from": "kafka://west:1", "to": "far"}
+    own = {"name": "q", "message_type": "text", "subscriptions": ["a/>"]}
+    ends.far.admin().bridge(far)
+    ends.far.admin().define(own)
+    ends.near.admin().bridge(ends.definition)
+    decode, is_mended = home_bridges.decode_copied, list[bool]()
+
+    def fail(value: bytes | None) -> Any:
+        if not is_mended:
+            raise ValueError("planted")
+        return decode(value)
+
+    monkeypatch.setattr(home_bridges, "decode_copied", fail)
+    copier = ends.begin()
+    ends.until(lambda: ends.seen()["state"] == "open")
+    ends.near.producer().send("a/b", b"x")
+    ends.until(lambda: "its answer cannot be read: planted" in ends.seen()["why"])
+    states = set[str]()
+    ends.until(lambda: states.add(ends.seen()["state"]) or copier._silence_s > 1.0)
+    assert states == {"waiting"}
+    assert len([e for e in ends.near.admin().events() if e["event"] == "bridge_waits"]) == 1
+    is_mended.append(True)
+    ends.until(lambda: ends.seen()["taken"] == 1)
+    assert (ends.seen()["state"], ends.seen()["why"]) == ("open", "")
+
+
 def test_H1_a_missing_far_end_is_reported(ends: Ends) -> None:
     ends.near.admin().bridge(ends.definition)
     for changes, why in (
