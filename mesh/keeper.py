@@ -28,7 +28,7 @@ from ..protocol.mesh_messages import (
 )
 from ..protocol.outputs import DirectoryEntry, Reply
 from ..protocol.patterns import kind_of
-from ..state.commands.administration import check_allowed, check_number, owned
+from ..state.commands.administration import check_allowed, check_bookmark, check_number, owned
 from ..state.commands.topic_subscriptions import check_room, check_subscribed
 from ..state.queue.broker import Broker
 from ..state.queue.mesh_interface import LATER
@@ -87,6 +87,8 @@ class Keeper:
             if self._placed is None:
                 self._placed = QueuePlacement(self._facts)
             entry = Entry(definition, self._placed.hosts(vpn, definition), topics)
+            hosts = {self._facts.name_of(number): number for number in entry.hosts}
+            check_bookmark(None, definition, hosts)
         else:
             entry = self._again(before, definition)
             if entry == before and command.reply is None and not self._failed(entry):
@@ -249,6 +251,7 @@ class Keeper:
             problems.append(Problem(f"queue {new.name!r}", "initial_owner", owner, allowed))
         if problems:
             raise ConfigError(problems)
+        check_bookmark(old, new, {self._facts.name_of(number): number for number in before.hosts})
         return after
 
     def _change(

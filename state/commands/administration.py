@@ -7,7 +7,7 @@ shows that without reading the queue (Q9).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
@@ -26,7 +26,7 @@ from ...definitions.definition import NEEDS_AUTH, is_protected, name_of
 from ...protocol import commands as c
 from ...protocol import topics
 from ...protocol.errors import ConfigError, Problem, no_such_queue
-from ...protocol.ids import parse_ranges
+from ...protocol.ids import COUNTER_BITS, parse_ranges
 from ...protocol.outputs import DirectoryEntry, Reply
 from ..limits import Budget
 from ..queue.broker import Broker
@@ -122,6 +122,23 @@ def check_allowed(
     check_in_home(definition, names, broker.mesh.groups, targets_of)
 
 
+def check_bookmark(
+    old: QueueDefinition | None, new: QueueDefinition, hosts: Mapping[str, int]
+) -> None:
+    """Raise ConfigError for a new bookmark that is no id of the queue's only host: each broker
+    numbers the records that it reads (R2). hosts: their numbers by name."""
+    point = new.recovery_point
+    if not point.isdecimal() or (old is not None and old.recovery_point == point):
+        return
+    if list(hosts.values()) == [int(point) >> COUNTER_BITS]:
+        return
+    allowed = (
+        "must be epoch, now, creation, a time, or an id of the only broker of the queue, which is "
+        f"on {', '.join(map(repr, hosts))}"
+    )
+    raise ConfigError([Problem(f"queue {new.name!r}", "recovery_point", point, allowed)])
+
+
 def _check(broker: Broker, vpn: str, existing: Queue | None, definition: QueueDefinition) -> None:
     """Raise ConfigError or ValueError for a definition that conflicts with this broker's state."""
 
@@ -130,6 +147,8 @@ def _check(broker: Broker, vpn: str, existing: Queue | None, definition: QueueDe
         return [] if queue is None else [queue.definition.dead_message_queue]
 
     check_allowed(broker, vpn, definition, targets_of)
+    before = None if existing is None else existing.definition
+    check_bookmark(before, definition, {broker.header.name: broker.header.number})
     if existing is None:
         if len(broker.names) >= broker.limits.queues:  # of all VPNs
             check_number(broker, vpn, definition.name, sum(one == vpn for one, _ in broker.names))

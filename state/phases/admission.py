@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ...protocol import topics
 from ...protocol.bounds import within_calendar
 from ...protocol.errors import Reason
+from ...protocol.ids import make_id
 from ...protocol.journal import JournalSegment
 from ...protocol.messages import (
     PLAIN,
@@ -124,12 +125,12 @@ class Admission:
     def _captured(self, messages: Incoming) -> list[tuple[str, list[Queue]]]:
         """Per VPN, the queues that take a plain record, by topic and recovery point (R2)."""
         broker, topic, partition = self._broker, messages.topic, messages.partitions[0]
-        counter, time = broker.spool.next_counter, messages.times[0]
+        next_id, time = make_id(broker.home.number, broker.spool.next_counter), messages.times[0]
         found = []
         for vpn, queues in queues_of_record(broker, topic):
             queues = [queue for queue in queues if not _was_read(queue, messages)]
             queues = broker.mesh.of_record(vpn, topic, partition, queues)
-            found.append((vpn, [q for q in queues if recovers(q, time, counter)]))
+            found.append((vpn, [q for q in queues if recovers(q, time, next_id)]))
         return found
 
     def _malformed(self, vpn: str | None, records: Records, at: int, error: str) -> None:

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from ...definitions import QueueDefinition
 from ...expressions import Program, as_priority, compile_program, is_true
 from ...protocol.errors import Reason
+from ...protocol.ids import COUNTER_BITS
 from ..queue.broker import Broker
 from ..queue.queue import Queue
 from ..storage.blocks import Content
@@ -161,12 +162,9 @@ def expires_at(definition: QueueDefinition, now: int, ttl_ends: int) -> int:
 # ---------------------------------------------------------------- recovery points
 
 
-_COUNTER = (1 << 48) - 1  # of a message id; above it is the broker's number
-
-
-def recovers(queue: Queue, published: int, next_counter: int) -> bool:
-    """Whether the queue takes a plain record (R2). published: epoch ms; next_counter: the counter
-    of the id that the record would get."""
+def recovers(queue: Queue, published: int, next_id: int) -> bool:
+    """Whether the queue takes a plain record (R2). published: epoch ms; next_id: the id that the
+    record would get."""
     point = queue.definition.recovery_point
     if point == "epoch":
         return True
@@ -175,8 +173,8 @@ def recovers(queue: Queue, published: int, next_counter: int) -> bool:
         return published >= header.created
     if point == "now":
         return published >= max(header.created, header.pointed)
-    if point.isdecimal():
-        return next_counter >= int(point) & _COUNTER
+    if point.isdecimal():  # of another broker: the queue has moved, so its recorded state counts
+        return next_id >> COUNTER_BITS != int(point) >> COUNTER_BITS or next_id >= int(point)
     return published >= _ms(point)
 
 

@@ -21,6 +21,7 @@ from lakequeue.mesh.rehome import Resting, rehome
 from lakequeue.protocol import commands as c
 from lakequeue.protocol import topics, wire
 from lakequeue.protocol.errors import ConfigError, LakequeueError
+from lakequeue.protocol.ids import make_id
 from lakequeue.protocol.messages import HEADER
 from lakequeue.state import Broker, DictStore, Limits
 from lakequeue.state.commands.permissions import heard_as
@@ -527,6 +528,19 @@ def test_M5_the_new_host_reads_a_captured_topic_from_the_old_position(
     (there,) = (one for one in found.brokers if one.name == "b")
     captured = {place: at for place, at in there.offsets.items() if place[0] in ("plain", "more")}
     assert captured == {("plain", 0): 5, ("plain", 1): 0, ("more", 0): 3}
+
+
+def test_R2_M5_a_queue_with_a_bookmark_takes_all_records_where_it_moves_to() -> None:
+    """That broker's ids say nothing about the bookmark."""
+    home = Home(local("orders", "b", recovery_point=str(make_id(1, 3))), local("others", "b", "t"))
+    home.engine.publish("orders", b"{}", None, [])  # it would get the counter 1
+    for _ in range(2):
+        home.send("b", "t")
+    home.engine.publish("orders", b"{}", None, [])
+    assert home.depth("orders") == 1
+    home.engine.change(orders="a")
+    home.engine.publish("orders", b"{}", None, [])
+    assert (home.where()["orders"], home.depth("orders")) == ("a", 2)
 
 
 # ---------------------------------------------------------------- refusals and their reasons

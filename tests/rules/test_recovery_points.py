@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 from lakequeue.protocol import ConfigError
+from lakequeue.protocol.ids import make_id
 from rules.harness import Bench, drain
+from rules.mesh import Mesh, local, shared
 
 HOUR = timedelta(hours=1)
 
@@ -79,3 +81,31 @@ def test_R2_a_client_that_waits_for_the_answer_is_never_too_early() -> None:
 def test_R2_an_invalid_recovery_point_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"recovery_point.*a bookmark .a message id. or an ISO"):
         define(Bench(), "13948331409633883|1234|")
+
+
+# ---------------------------------------------------------------- several brokers
+
+OF_B = make_id(1, 3)
+
+
+@pytest.mark.parametrize(
+    ("queue", "hosts"),
+    [(local("orders", "a"), "'a'"), (shared(), "'a', 'b', 'c'")],
+    ids=["of one broker", "of several"],
+)
+@pytest.mark.parametrize("is_new", [True, False])
+def test_R2_a_bookmark_of_another_broker_is_refused(
+    queue: dict[str, Any], hosts: str, is_new: bool
+) -> None:
+    mesh = Mesh(*([] if is_new else [queue]))
+    with pytest.raises(ConfigError) as refused:
+        mesh.admin.define(queue | {"recovery_point": str(OF_B)})
+    assert str(refused.value) == (
+        f"queue 'orders': recovery_point: '{OF_B}' – must be epoch, now, creation, a time, or an "
+        f"id of the only broker of the queue, which is on {hosts}"
+    )
+
+
+def test_R2_a_single_broker_refuses_a_bookmark_of_another_one() -> None:
+    with pytest.raises(ConfigError, match="recovery_point: '281474976710659'"):
+        define(Bench(), str(OF_B))

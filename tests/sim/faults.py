@@ -191,7 +191,7 @@ class FaultyHome(Traffic):
             if site.worker is not None and not site.worker.is_over:
                 for queue in site.worker.driver._replica.broker.queues.values():
                     header, name = queue.header, queue.definition.name
-                    if header.faulted and name in self.queues:
+                    if header.faulted and name in (*self.queues, *self.others):
                         self._define(self._keeper(), name, {"max_spool_messages": 30})
                     elif not (header.ingress and header.egress):
                         self.admin.tell(site.number, c.Shutdown(queue=name))
@@ -233,6 +233,8 @@ class FaultyHome(Traffic):
                 return f"broker {site.name} does not run"
             if any(peer.unconfirmed for peer in site.facts.peers.values()):
                 return f"{site.name} has said what nobody has confirmed"
+            if site.facts.left_out:
+                return f"{site.name} has left records out: {site.facts.left_out}"
             if site.facts.failed:
                 return f"{site.name} keeps records that failed: {site.facts.failed}"
             if site.worker.driver._journal.segments:

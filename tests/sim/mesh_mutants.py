@@ -20,6 +20,8 @@ never_done("a_refused_lane_is_not_retried", stand_ins, "retry")
 never_done("a_confirmed_move_does_not_continue", stand_ins, "resume")
 never_done("changes_wait_without_bound", Keeper, "check_room")
 never_done("a_record_that_failed_is_not_kept", failures, "keep")
+never_done("records_that_were_left_out_are_not_sent", failures, "send_left_out")
+never_done("a_stand_in_that_failed_stays_out_of_service", stand_ins, "put_back")
 never_done("records_overtake_one_that_failed", failures, "must_wait", False)
 never_done("a_forwarded_command_that_failed_is_not_answered", failures, "answer_malformed")
 never_done("a_move_that_failed_before_it_began_does_not_end", moves, "failed")
@@ -65,9 +67,27 @@ def one_message_more_is_forgotten_than_confirmed(
 
 @planted(stand_ins, "with_messages")
 def a_repetition_lacks_the_last_message_of_a_queue(
-    original: Any, broker: Any, to: int, message: Any, ids: Any, budget: Any
+    original: Any, broker: Any, queue: Any, to: int, message: Any, ids: Any, budget: Any
 ) -> Any:
-    return original(broker, to, message, ids[:-1], budget)
+    return original(broker, queue, to, message, ids[:-1], budget)
+
+
+@planted(failures, "begin_again")
+def a_channel_that_failed_stays_stopped(original: Any, broker: Any, facts: Any) -> Any:
+    stopped = [peer for peer in facts.peers.values() if peer.is_stopped]
+    found = original(broker, facts)
+    for peer in stopped:
+        peer.is_stopped = True
+    return found
+
+
+@planted(failures, "leave_out")
+def a_record_that_is_left_out_is_lost(
+    original: Any, facts: Any, queue: Any, to: int, sent: Any
+) -> Any:
+    found = original(facts, queue, to, sent)
+    del facts.left_out[queue.number][-1]
+    return found
 
 
 @planted(Mesh, "mark")

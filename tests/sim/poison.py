@@ -9,13 +9,14 @@ from typing import Any
 from unittest.mock import patch
 
 from crc32c import crc32c
-from lakequeue.mesh import credit, directory, handover, moves, stand_ins
+from lakequeue.mesh import channel, credit, directory, handover, moves, stand_ins
 from lakequeue.mesh.facts import keeper_of
 from lakequeue.mesh.keeper import Keeper
 from lakequeue.mesh.mesh import KEPT, Mesh
 from lakequeue.state.commands import intake
 from lakequeue.state.phases import admission, delivery
 from lakequeue.state.queue.broker import Broker
+from lakequeue.state.queue.queue import Queue
 
 POISONED_LIMIT = 666  # of a browse
 POISONED_PRIORITY = 66  # of a message
@@ -30,7 +31,12 @@ POISONED_QUEUE = "slow"
 # The handlers of records between brokers; of so many records one fails.
 HANDLERS = (
     (stand_ins, "answered", 60), (credit, "hear_room", 60), (moves, "may_come", 5),
-    (handover, "arrive", 4), (Keeper, "moved", 4), (Mesh, "_forwarded", 30),
+    (handover, "arrive", 4), (Keeper, "moved", 4), (Mesh, "_forwarded", 30), (Mesh, "_answered", 9),
+)  # fmt: skip
+# What a broker does for a queue, or for another broker, while it writes; the same.
+WRITERS = (
+    (stand_ins, "_try_first", 9), (stand_ins, "with_messages", 9), (channel, "_repeat", 9),
+    (credit, "other_hosts", 300),
 )  # fmt: skip
 mended: list[bool] = []  # filled once a version without these bugs of the handlers runs
 
@@ -51,6 +57,20 @@ def failing(handler: Any, one_of: int) -> Any:
             raise Poison("a record of another broker")
 
     return handle
+
+
+def failing_writer(writer: Any, one_of: int) -> Any:
+    """A function that fails in some steps."""
+
+    def write(broker: Broker, *rest: Any) -> Any:
+        found = writer(broker, *rest)
+        at = broker.at.number if isinstance(broker.at, Queue) else broker.at
+        if not mended and crc32c(f"{at} {broker.now}".encode()) % one_of == 0:
+            spoil(broker)
+            raise Poison("a broker that writes")
+        return found
+
+    return write
 
 
 def spoil(broker: Broker) -> None:
@@ -122,6 +142,9 @@ def poisoned() -> Iterator[None]:
         for owner, name, one_of in HANDLERS:
             handler = failing(getattr(owner, name), one_of)
             stack.enter_context(patch.object(owner, name, handler))
+        for owner, name, one_of in WRITERS:
+            writer = failing_writer(getattr(owner, name), one_of)
+            stack.enter_context(patch.object(owner, name, writer))
         stack.enter_context(patch.object(directory, "carry_out", entry_carried_out))
         stack.enter_context(patch.object(directory, "change_topic", topic_changed))
         stack.enter_context(patch.object(handover, "take_in", taken_in))
