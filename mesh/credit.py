@@ -153,5 +153,5 @@ def subscription_to(
     name = f"#{sender}" if text is None else f"#{sender}/{text}"
     one = subscription_of(name, header.next_subscription, facts.peers[sender].name, sender, text)
     header.next_subscription += 1
-    header.subscriptions.append(one)
+    queue.consumers.add(one)
     return one

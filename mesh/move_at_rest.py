@@ -61,7 +61,7 @@ def move_queue(
             holders[one.number] = one.number = into.header.next_subscription
             into.header.next_subscription += 1
             one.id = _free(one.id, into, source.header.number)
-            into.header.subscriptions.append(one)
+            into.consumers.add(one)
     for row in rows:
         row.holder = holders.get(row.holder, 0)
     for at in range(0, len(rows), PART):

@@ -263,7 +263,8 @@ class _Rehoming:
             entry = entry_of(known, vpn, name)
             assert entry is not None, "a deleted queue has no stand-ins"
             if holder is not to:
-                queue.header.subscriptions = []
+                for one in list(queue.header.subscriptions):
+                    queue.consumers.remove(one)
                 if queue.header.depth:
                     move_queue(holder, queue, to, self._shared, stand_in(to, known, vpn, name))
             elif queue.header.subscriptions[0].broker not in entry.hosts:

@@ -43,7 +43,7 @@ class Routes(MeshInterface):
         """See `MeshInterface`. It does so with other brokers, since the engine named them (`Peers`)
         or one of them wrote to it. So a replay learns of them in the same step."""
         facts = self.facts
-        return bool(facts.brokers) or bool(facts.peers.keys() - {self._broker.header.number})
+        return bool(facts.brokers) or len(facts.peers) > (self._broker.header.number in facts.peers)
 
     def target_of(self, vpn: str, to: str) -> str:
         """The topic of a destination that is not a queue here."""

@@ -57,7 +57,7 @@ def _ranges(text: str) -> Ranges:
             )
         is_long = len(first) > 20 or len(last) > 20  # Python refuses to parse very long numbers
         low, high = (ID_MAX + 1,) * 2 if is_long else (int(first), int(last or first))
-        if max(low, high) > ID_MAX:
+        if low > ID_MAX or high > ID_MAX:
             raise ValueError(f"ids: {part.strip()[:60]!r} – a message id is at most {ID_MAX}")
         if low > high:
             raise ValueError(f"ids: {part.strip()!r} – the first id of a range is the lower one")

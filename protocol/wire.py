@@ -193,8 +193,10 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
         "ids": _run(d.ids),
         "numbers": _run(d.numbers),
     }
-    for name in _COLUMNS:
-        values = lengths if name == "lengths" else getattr(d, name)
+    columns: tuple[list[Any], ...] = (
+        d.counts, d.priorities, d.expires, d.times, lengths, d.keys, d.headers
+    )  # fmt: skip
+    for name, values in zip(_COLUMNS, columns, strict=True):
         # Equal values are written once, in a map, so that a decoder can tell the two forms apart.
         meta[name] = {"all": values[0]} if values.count(values[0]) == n else values
     if d.dead:

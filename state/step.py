@@ -21,7 +21,6 @@ from ..protocol.messages import Records
 from ..protocol.outputs import Deadline, Output
 from .commands.intake import carry_out_all, decode_all
 from .commands.multi_step_commands import go_on
-from .limits import divisor
 from .phases.admission import admit
 from .phases.alerts import watch
 from .phases.deadlines import act_on_deadlines
@@ -89,7 +88,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     """Take one step at this time, epoch ms. After StepFailed the broker must not be used."""
     records = len(batch.commands.topics) + len(batch.publishes.topics) + len(batch.mesh.topics)
     broker.header.step += 1
-    broker.begin(now, divisor(broker.limits, records))
+    broker.begin(now, records)
     try:
         if batch.faulted:
             isolate_queues(broker, batch)

@@ -84,7 +84,7 @@ def _decoded(
         if not is_unsigned:
             speaker, value = speaker_of(broker, vpn, value)
         command = c.decode_command(value)
-        if is_unsigned and not of_engine and not isinstance(command, c.Begin):
+        if is_unsigned and not of_engine and type(command) is not c.Begin:
             raise ValueError("command: named twice – a command has one name")
         if command.reply is not None or type(command) is c.Subscribe:
             _check_inboxes(vpn, command)
@@ -100,11 +100,13 @@ def _decoded(
         answer_malformed(broker, vpn, value, error)
         broker.in_vain()
         return None
-    if not _note_beginning(broker, ENGINE if of_engine else vpn, command):
+    epoch, origin = broker.header.epoch, ENGINE if of_engine else vpn
+    if type(command) is c.Begin and command.epoch == epoch:
+        _begin_home(broker, origin, command)
+    if epoch and origin not in broker.header.begun:  # it was for an earlier home
         broker.count_refused(vpn, "earlier_home")
         broker.in_vain()
         return None
-    epoch = broker.header.epoch
     if isinstance(command, c.Named) and command.epoch not in (0, epoch):
         broker.count_refused(vpn, "other_home")
         why = (
@@ -113,7 +115,7 @@ def _decoded(
         )
         refuse(broker, vpn, command, LakequeueError(why))
         return None
-    if isinstance(command, c.Clients):
+    if type(command) is c.Clients:
         set_clients(broker, command)  # now: later records of this step need it
     return DecodedCommand(vpn, command, position, speaker)
 
@@ -133,17 +135,14 @@ def _vpn_of(key: bytes | None) -> str:
         raise ValueError(f"key: {key!r:.200} – it is the name of the VPN and {error}") from error
 
 
-def _note_beginning(broker: Broker, origin: str, command: c.AnyCommand) -> bool:
-    """Note this home's `Begin`; returns whether it has come. Commands before it were for an earlier
-    home. origin: the VPN of the topic, or ENGINE."""
+def _begin_home(broker: Broker, origin: str, command: c.Begin) -> None:
+    """Note this home's `Begin`. origin: the VPN of the topic, or ENGINE."""
     header = broker.header
-    if isinstance(command, c.Begin) and command.epoch == header.epoch:
-        if origin == ENGINE:
-            header.joins_homes = command.joins_homes
-            broker.mesh.engine_begins()
-        if header.epoch and origin not in header.begun:
-            header.begun.append(origin)
-    return not header.epoch or origin in header.begun
+    if origin == ENGINE:
+        header.joins_homes = command.joins_homes
+        broker.mesh.engine_begins()
+    if header.epoch and origin not in header.begun:
+        header.begun.append(origin)
 
 
 def _check_inboxes(vpn: str, command: c.AnyCommand) -> None:
@@ -188,8 +187,9 @@ def carry_out(broker: Broker, vpn: str, command: Any, speaker: Speaker | None) -
 def _one(broker: Broker, vpn: str, command: Any) -> None:
     """Carry out one command. An error means that nothing was changed."""
     kind = type(command)
-    if kind in broker.mesh.commands:
-        result = broker.mesh.commands[kind](vpn, command)
+    handler = broker.mesh.commands.get(kind)
+    if handler is not None:
+        result = handler(vpn, command)
         if result is not LATER:
             answer(broker, command, result)
         return

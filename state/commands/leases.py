@@ -58,7 +58,7 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget
         part = _next_part(broker, queue, task, command, ranges, budget)
         done = part.last
         here, others = split_moving(broker, queue, command, part.rows)
-        task.add("n", others + _remove(broker, queue, here, command.subscription))
+        task.done["n"] += others + _remove(broker, queue, here, command.subscription)
         ignore_missing(broker, queue, task, part, ranges, command)
     task.result = task.done["n"]
     if done and not task.result:

@@ -42,7 +42,7 @@ def begin(broker: Broker, queue: Queue, command: Any, why: str = "", bounded: bo
         if subscription is not None:
             subscription.ending = why or "closed"
             queue.consumers.changed(subscription)
-    task = Task(queue.definition.vpn, b"", why=why)
+    task = Task(queue.header.definition.vpn, b"", why=why)
     if not waiting:
         budget = broker.bulk_budget if _is_bulk(command) else broker.command_budget
         if not budget.spent and _advance(broker, queue, task, command, budget):

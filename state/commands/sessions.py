@@ -68,7 +68,7 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
         _check_same(bound, subscription)
         return _answer(broker, queue, bound)
     _check_room(broker, queue, command)
-    header.subscriptions.append(subscription)
+    queue.consumers.add(subscription)
     header.next_subscription += 1
     queue.wanted = True
     broker.touch(queue)

@@ -312,20 +312,22 @@ class Admission:
         now, priority, dmq, times = broker.now, header.priority, header.dmq, messages.times
         first = broker.spool.store(vpn, messages.contents(), checked.size, len(kept))
         self._room -= checked.size
-        lives = _lives(header, times, now)
+        numbers = range(first, first + len(times))
+        columns = numbers, checked.sizes, times, *_lives(header, times, now)
         for queue, level, is_barrier, lane in kept:
             barrier = is_barrier and not will_leave(queue, first, now)
             definition = queue.header.definition
-            ends = {ttl_ends: expires_at(definition, now, ttl_ends) for ttl_ends, _ in set(lives)}
-            rows = [
-                Row(
-                    0, number, size, now, time, ttl_ends, ends[ttl_ends], priority, dmq, level, 0,
-                    lane, barrier, READY, until, stored=number,
-                )
-                for number, (size, time, (ttl_ends, until)) in enumerate(
-                    zip(checked.sizes, times, lives, strict=True), first
-                )
-            ]  # fmt: skip
+            rows: list[Row] = []
+            before, expires = -1, NEVER
+            for number, size, time, ttl_ends, until in zip(*columns, strict=True):
+                if ttl_ends != before:  # most often all are equal
+                    before, expires = ttl_ends, expires_at(definition, now, ttl_ends)
+                rows.append(
+                    Row(
+                        0, number, size, now, time, ttl_ends, expires, priority, dmq, level, 0,
+                        lane, barrier, READY, until, stored=number,
+                    )
+                )  # fmt: skip
             if queue.header.stands_for:
                 broker.mesh.prepare_stand_in(queue, rows, header.to)
             self._enter(queue, rows, messages)
@@ -334,17 +336,18 @@ class Admission:
     def _enter(self, queue: Queue, rows: list[Row], messages: Incoming) -> None:
         broker = self._broker
         enter(broker, queue, rows)
-        if not queue.header.definition.max_spool_usage:
+        definition = queue.header.definition
+        if not definition.max_spool_usage:
             self._last_only[queue.number] = queue
         place = queue.number, messages.topic
         segment = self._spooled.get(place)
         if segment is None:
             segment = self._spooled[place] = JournalSegment(
-                "spooled", queue.definition.vpn, queue.definition.name, topic=messages.topic,
-                partitions=[], offsets=[], items=[], until=[],
+                "spooled", definition.vpn, definition.name, topic=messages.topic, partitions=[],
+                offsets=[], items=[], until=[],
             )  # fmt: skip
             broker.journal.segments.append(segment)
-        segment.ids += [row.id for row in rows]
+        segment.ids += range(rows[0].id, rows[-1].id + 1)
         segment.partitions += messages.partitions  # type: ignore[operator]
         segment.offsets += messages.offsets  # type: ignore[operator]
         segment.items += messages.items  # type: ignore[operator]
@@ -383,16 +386,14 @@ def _was_read(queue: Queue, messages: Incoming) -> bool:
     return messages.offsets[0] < floors.get(partition, 0)
 
 
-def _lives(header: PublishHeader, times: list[int], now: int) -> list[tuple[int, int]]:
+def _lives(header: PublishHeader, times: list[int], now: int) -> tuple[list[int], list[int]]:
     """For each message: the end of the publisher's TTL, and the end of its delay. times: when they
     were published."""
     ttl, delay, due = header.ttl_ms, header.delay_ms, header.deliver_at
-    if ttl is None and delay is None and due is None:  # most often
-        return [(NEVER, NEVER)] * len(times)
-    lives = []
-    for time in times:
-        ttl_ends = NEVER if ttl is None else within_calendar(time + ttl)
-        at = due if delay is None else time + delay
-        until = NEVER if at is None or at <= now else within_calendar(at)
-        lives.append((ttl_ends, until))
-    return lives
+    ttl_ends = untils = [NEVER] * len(times)
+    if ttl is not None:
+        ttl_ends = [within_calendar(time + ttl) for time in times]
+    if due is not None or delay is not None:
+        ends = [due if delay is None else time + delay for time in times]
+        untils = [NEVER if at is None or at <= now else within_calendar(at) for at in ends]
+    return ttl_ends, untils

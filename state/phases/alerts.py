@@ -47,7 +47,7 @@ def rate(marks: Marks, now: int, column: int, level: int) -> float | None:
     return (level - marks[0][column + 1]) * 1000 / elapsed_ms
 
 
-def mark(marks: Marks, now: int, *levels: int) -> None:
+def mark(marks: Marks, now: int, levels: tuple[int, ...]) -> None:
     """Remember levels for `rate`, at most once per half window."""
     if not marks or now - marks[-1][0] >= WINDOW_MS // 2:
         marks.append([now, *levels])
@@ -152,7 +152,7 @@ def _watch_queue(broker: Broker, queue: Queue) -> None:
     most = d.delivered_unacked_high_percent * d.max_delivered_unacked_per_flow
     if header.flows_high or header.leased * 100 >= most:
         _watch_flows(broker, queue)
-    mark(header.marks, broker.now, header.bytes, header.depth, header.leased)
+    mark(header.marks, broker.now, (header.bytes, header.depth, header.leased))
 
 
 def _watch_flows(broker: Broker, queue: Queue) -> None:
@@ -200,7 +200,7 @@ def _watch_vpn(broker: Broker, name: str) -> None:
     usage = Level("spool_usage", limits, level, limit, marks, 0)
     _compare_in(header.alerts, key, broker, usage, name, scope="vpn")
     if limit:
-        mark(marks, broker.now, level)
+        mark(marks, broker.now, (level,))
     else:
         del header.marks[key]
 
@@ -208,21 +208,16 @@ def _watch_vpn(broker: Broker, name: str) -> None:
 def _watch_broker(broker: Broker) -> None:
     header, system = broker.header, broker.header.system
     marks = header.marks.setdefault("broker", [])
-    files, unacked = broker.spool.files_in_use(), broker.unacked
-    if not header.alerts and (
-        broker.spool.bytes * 100 < system.spool_usage_high_percent * system.max_spool_usage
+    levels = used, files, unacked = broker.spool.bytes, broker.spool.files_in_use(), broker.unacked
+    if header.alerts or not (
+        used * 100 < system.spool_usage_high_percent * system.max_spool_usage
         and files * 100 < system.spool_files_high_percent * system.max_spool_files
         and unacked * 100 < system.delivered_unacked_high_percent * system.max_delivered_unacked
-    ):
-        mark(marks, broker.now, broker.spool.bytes, files, unacked)
-        return  # most often
-    vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
-    levels = (
-        ("spool_usage", broker.spool.bytes, system.max_spool_usage),
-        ("spool_files", files, system.max_spool_files),
-        ("delivered_unacked", unacked, system.max_delivered_unacked),
-    )
-    for column, (what, level, limit) in enumerate(levels):
-        one = Level(what, system, level, limit, marks, column)
-        _compare_in(header.alerts, what, broker, one, vpn, scope="broker")
-    mark(marks, broker.now, broker.spool.bytes, files, unacked)
+    ):  # seldom
+        vpn = next(iter(header.vpns))  # its journal has the events of the whole broker
+        limits = system.max_spool_usage, system.max_spool_files, system.max_delivered_unacked
+        names = "spool_usage", "spool_files", "delivered_unacked"
+        for column, what in enumerate(names):
+            one = Level(what, system, levels[column], limits[column], marks, column)
+            _compare_in(header.alerts, what, broker, one, vpn, scope="broker")
+    mark(marks, broker.now, levels)

@@ -30,7 +30,6 @@ from ..storage.row import NEVER, READY, Row
 from .selection import Chosen, choose_messages
 
 ROUNDS = 64
-_facts = attrgetter("id", "number", "deliveries", "priority", "time", "expires")
 _number, _deliveries = attrgetter("number"), attrgetter("deliveries")
 _DELIVER, _REDELIVER = Event.DELIVER, Event.REDELIVER  # reading them from the enum is slow
 
@@ -173,17 +172,18 @@ def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list
     """Let messages die that are too large to be delivered; returns whether there were any. Messages
     above Kafka's limit are refused when they are published (`admission_checks`), but edited headers
     may make one too large."""
-    most = broker.limits.message_bytes
-    sizes = [
-        row.length + row.key_length + row.header_length if row.extras is None
-        else sum(len(part or b"") for part in edited(row, content))
-        for row, content in zip(rows, contents, strict=True)
-    ]  # fmt: skip
-    largest = max(sizes)
-    if largest <= most:
+    most, largest = broker.limits.message_bytes, 0
+    large: list[Row] = []
+    for row, content in zip(rows, contents, strict=True):
+        size = row.length + row.key_length + row.header_length
+        if row.extras is not None:
+            size = sum(len(part or b"") for part in edited(row, content))
+        if size > most:
+            large.append(row)
+            largest = max(largest, size)
+    if not large:
         return False
     detail = f"{largest:,} bytes as a delivery; at most {most:,} fit into a record"
-    large = [row for row, size in zip(rows, sizes, strict=True) if size > most]
     bury_oversize(broker, queue, large, detail)
     _return_to_order(queue, rows)
     return True
@@ -251,24 +251,31 @@ def _emit(
     contents: list[Any], lease_ms: int,
 ) -> Deliveries:  # fmt: skip
     """Emit deliveries for a subscription; returns the output."""
-    dead = {}
-    for at, row in enumerate(rows):
+    sent = Deliveries(
+        queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
+        subscription.framing, lease_ms, broker.header.epoch,
+    )  # fmt: skip
+    ids, numbers, counts, priorities = sent.ids, sent.numbers, sent.counts, sent.priorities
+    expires, times, payloads = sent.expires, sent.times, sent.payloads
+    keys, headers = sent.keys, sent.headers
+    for row, content in zip(rows, contents, strict=True):  # faster than column by column
         if row.extras is not None:
-            contents = list(contents)
-            contents[at] = edited(row, contents[at])
+            content = edited(row, content)
             part = dead_part(row.extras)
             if part is not None:
-                dead[at] = part
-    ids, numbers, counts, priorities, times, ends = map(list, zip(*map(_facts, rows), strict=True))
-    payloads, keys, headers = map(list, zip(*contents, strict=True))
-    deliveries = Deliveries(
-        queue.header.definition.name, subscription.id, subscription.topic, subscription.partition,
-        subscription.framing, lease_ms, broker.header.epoch, False, ids, numbers, counts,
-        priorities, [0 if end == NEVER else end for end in ends], times, payloads, keys, headers,
-        dead,
-    )  # fmt: skip
-    broker.outputs.append(deliveries)
-    return deliveries
+                sent.dead[len(ids)] = part
+        payload, key, own = content
+        ids.append(row.id)
+        numbers.append(row.number)
+        counts.append(row.deliveries)
+        priorities.append(row.priority)
+        expires.append(0 if row.expires == NEVER else row.expires)
+        times.append(row.time)
+        payloads.append(payload)
+        keys.append(key)
+        headers.append(own)
+    broker.outputs.append(sent)
+    return sent
 
 
 def send_again(broker: Broker, queue: Queue, budget: Budget) -> None:

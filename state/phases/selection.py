@@ -269,10 +269,12 @@ class Search:
 def _end_of_order(queue: Queue, most: int | None) -> int:
     """Nothing can be delivered from this key on: that of the first row behind the oldest barrier
     (O3), or of the first inactive row (R5)."""
-    barriers, inactive = queue.header.barriers, first_inactive(queue, most)
-    end = HIGHEST if inactive is None else inactive
-    if barriers:
-        end = min(end, (next(iter(barriers)) + 1 << 128) - (((1 << 64) - 1) << 64))
+    header, end = queue.header, HIGHEST
+    if header.definition.target_queue_depth is not None:
+        inactive = first_inactive(queue, most)
+        end = HIGHEST if inactive is None else inactive
+    if header.barriers:
+        end = min(end, (next(iter(header.barriers)) + 1 << 128) - (((1 << 64) - 1) << 64))
     return end
 
 

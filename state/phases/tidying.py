@@ -12,8 +12,9 @@ from ..queue.queue import Queue
 def tidy(broker: Broker, queues: list[Queue]) -> None:
     """Do one step's share. queues: the touched ones, in order."""
     header, spool = broker.header, broker.spool
-    merging, header.merging = header.merging, []
+    merging = header.merging
     if merging:
+        header.merging = []
         numbers = sorted({*merging, *broker.touched})
         queues = [queue for n in numbers if (queue := broker.queue(n)) is not None]
     for queue in queues:

@@ -17,7 +17,7 @@ from ...definitions import QueueDefinition
 from ...protocol.journal import NO_END, Journal, JournalSegment
 from ...protocol.outputs import InVain, Output
 from ...protocol.signing import Speaker
-from ..limits import Budget, Limits
+from ..limits import Budget, Limits, divisor
 from ..storage.calendar import Calendar
 from ..storage.row import NEVER, Row
 from ..storage.spool import Spool
@@ -57,11 +57,11 @@ class Broker:
 
     # A step reads them all the time. Python finds more than 30 attributes slowly without this.
     __slots__ = (
-        "_buckets", "_changed", "_divisor", "_due_names", "_due_queues", "_first_new",
-        "_new_events", "_to_pack", "_vpn_names", "at", "bulk_budget", "command_budget", "header",
-        "held", "home", "journal", "limits", "mesh", "more_to_do", "names", "now", "outputs",
-        "producers", "queues", "receipts", "recent", "reconfigured", "routes", "sessions",
-        "speaker", "spool", "store", "touched", "unacked", "unwritten", "vain",
+        "_buckets", "_bulk_budget", "_changed", "_due_names", "_due_queues", "_first_new",
+        "_new_events", "_records", "_to_pack", "at", "command_budget", "header", "held", "home",
+        "journal", "limits", "mesh", "more_to_do", "names", "now", "outputs", "producers", "queues",
+        "receipts", "recent", "reconfigured", "routes", "sessions", "speaker", "spool", "store",
+        "touched", "unacked", "unwritten", "vain",
     )  # fmt: skip
 
     def __init__(self, store: Store, header: BrokerHeader, home: Home, limits: Limits) -> None:
@@ -135,25 +135,35 @@ class Broker:
 
     # ------------------------------------------------------------ a step
 
-    def begin(self, now: int, divisor: int = 1) -> None:
-        """Begin a step. Time never runs backwards. divisor: see `part`."""
-        self.now = max(self.now, now)
-        self._divisor = divisor
+    def begin(self, now: int, records: int = NEVER) -> None:
+        """Begin a step. Time never runs backwards. records: of the step, see `part`; by default the
+        limits of background work are not divided."""
+        if now > self.now:
+            self.now = now
+        self._records = records
         self.outputs: list[Output] = []
         self.journal = Journal(self.header.name, self.header.step, self.now)
         self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
         self.receipts: dict[Name, ProducerHistory] = {}  # producers that are answered in this step
         self.reconfigured = False
         self.more_to_do = False  # the next step is due at once
-        limits = self.limits
-        self.command_budget = Budget(limits.command_rows, limits.bulk_bytes)
-        self.bulk_budget = Budget(self.part(limits.bulk_rows), self.part(limits.bulk_bytes))
+        self.command_budget = Budget(self.limits.command_rows, self.limits.bulk_bytes)
+        self._bulk_budget: Budget | None = None
         self._first_new = self.spool.next_counter
         self.vain: dict[tuple[str, int], int] = {}  # commands that changed nothing, by partition
 
     def part(self, most: int) -> int:
-        """This step's share of a limit of background work (`limits.divisor`)."""
-        return max(most // self._divisor, 1)
+        """This step's share of a limit of background work."""
+        return max(most // divisor(self.limits, self._records), 1)
+
+    @property
+    def bulk_budget(self) -> Budget:
+        """What the step's bulk commands may still use."""
+        if self._bulk_budget is None:
+            limits = self.limits
+            rows, size = self.part(limits.bulk_rows), self.part(limits.bulk_bytes)
+            self._bulk_budget = Budget(rows, size)
+        return self._bulk_budget
 
     def end(self) -> int:
         """End a step; returns when the next one is due, epoch ms, or NEVER."""

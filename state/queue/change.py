@@ -45,8 +45,8 @@ def enter(broker: Broker, queue: Queue, rows: list[Row]) -> None:
         header.depth += 1
     header.next_seq = seq
     header.bytes += size
-    queue.count("spooled", len(rows))
-    note_entered(queue.header.taken, rows[0].id, rows[-1].id)
+    header.counters["spooled"] = header.counters.get("spooled", 0) + len(rows)
+    note_entered(header.taken, rows[0].id, rows[-1].id)
     broker.enter(queue, rows)
     queue.wanted = True
     broker.touch(queue)
@@ -85,8 +85,7 @@ def apply(
     """
     if not rows:
         return
-    effect = TABLE[event]
-    before, to = effect.before, effect.to
+    before, to, journal, counts_up, match, _ = TABLE[event]
     for row in rows:
         if row.state not in before:
             raise IllegalTransition(f"{queue.definition.name}: {event} from state {row.state}")
@@ -100,7 +99,7 @@ def apply(
             for row in rows:
                 row.cancels += 1
         _leave(broker, queue, rows)
-        if effect.match == RELEASED:
+        if match == RELEASED:
             broker.spool.release(rows, queue.header.vpn_number)
     elif to == MOVING:
         assert holder is not None
@@ -112,19 +111,23 @@ def apply(
     else:
         _return(broker, queue, rows, event, to, until)
     counters = queue.header.counters
-    for name in effect.counts:
+    for name in counts_up:
         counters[name] = counters.get(name, 0) + len(rows)
     if to != LEASED and to != MOVING:
         queue.wanted = True
     broker.touch(queue)
     if to != LEASED and to != DELAYED:
         until = NEVER
-    for name in effect.journal:
-        why = reason if name == effect.journal[-1] else ""
+    for name in journal:
+        why = reason if name == journal[-1] else ""
         if name == "consumer_rejected":
             why = detail or reason
         for who, mine in parts:
-            ids, counts = [row.id for row in mine], [row.deliveries for row in mine]
+            ids: list[int] = []
+            counts: list[int] = []
+            for row in mine:
+                ids.append(row.id)
+                counts.append(row.deliveries)
             broker.record(name, queue, ids, counts, who, why, until)
 
 
@@ -200,22 +203,20 @@ def _return(
 
 def _end_leases(broker: Broker, queue: Queue, rows: list[Row]) -> None:
     """End the leases of rows that have one."""
-    leases, freed, total = queue.leases, dict[int, int](), 0
+    leases, consumers = queue.leases, queue.consumers
+    freed: dict[int, int] = {}
     for row in rows:
         holder = row.holder
         if holder:
             del leases[holder][row.id]
             freed[holder] = freed.get(holder, 0) + 1
             row.holder = 0
-            total += 1
-    if total:
-        queue.header.leased -= total
-        broker.unacked -= total
-        consumers = queue.consumers
-        for number, n in freed.items():
-            one = consumers.by_number[number]
-            one.held -= n
-            consumers.changed(one)
+    for number, n in freed.items():
+        queue.header.leased -= n
+        broker.unacked -= n
+        one = consumers.by_number[number]
+        one.held -= n
+        consumers.changed(one)
 
 
 def _leave(broker: Broker, queue: Queue, rows: list[Row]) -> None:

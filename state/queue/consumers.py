@@ -198,7 +198,7 @@ class Consumers:
     )  # fmt: skip
 
     def __init__(self, listed: list[Subscription]) -> None:
-        self.listed = listed  # the header's list
+        self.listed = listed  # the header's list, in order of the numbers
         self.by_id: dict[str, Subscription] = {}
         self.by_number: dict[int, Subscription] = {}
         self.others: dict[int, Subscription] = {}  # of other brokers
@@ -210,20 +210,23 @@ class Consumers:
         self._bound: dict[str | None, Bound] = {}  # by filter
         self._definition: QueueDefinition | None = None  # that the order was made for
         self._order = Order("")
-        self.add_new()
+        for one in listed:
+            self._note(one)
 
-    def add_new(self) -> None:
-        """Add what was appended to the list."""
-        for one in self.listed[len(self.by_number) :]:
-            self.by_id[one.id] = self.by_number[one.number] = one
-            if one.broker is not None:
-                self.others[one.number] = one
-            self.changed(one)
-            self.watch(one)
+    def _note(self, one: Subscription) -> None:
+        self.by_id[one.id] = self.by_number[one.number] = one
+        if one.broker is not None:
+            self.others[one.number] = one
+        self.changed(one)
+        self.watch(one)
+
+    def add(self, one: Subscription) -> None:
+        """Add a subscription, also to the header's list."""
+        self.listed.append(one)
+        self._note(one)
 
     def remove(self, one: Subscription) -> None:
-        """Remove a subscription, also from the header's list, whose order is that of the
-        numbers."""
+        """Remove a subscription, also from the header's list."""
         del self.listed[bisect_left(self.listed, one.number, key=_number)]
         del self.by_id[one.id], self.by_number[one.number]
         self.others.pop(one.number, None)

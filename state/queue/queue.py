@@ -46,7 +46,7 @@ from .ready import FilterView, Ready, ViewState
 _encode = msgspec.msgpack.encode
 _page = msgspec.msgpack.Decoder(QueuePage)
 _facts = msgspec.msgpack.Decoder(QueueFacts)
-_LAZY = ("header", "live", "ready", "deadlines", "leases", "cold", "later", "early")
+_LAZY = ("header", "consumers", "live", "ready", "deadlines", "leases", "cold", "later", "early")
 Put = Callable[[str, bytes], None]  # writes a page of a mark
 SKIPPED_MORE = 64  # rows that a view remembers beyond twice as many as are cold
 
@@ -55,12 +55,13 @@ class Queue:
     """A queue of a broker."""
 
     __slots__ = (
-        "_consumers", "_hidden", "_put", "ages", "ages_end", "cold", "deadlines", "dirty",
+        "_hidden", "_put", "ages", "ages_end", "cold", "consumers", "deadlines", "dirty",
         "dropped", "early", "fresh", "header", "later", "leases", "limits", "live", "number",
         "plain_match", "program", "program_of", "ready", "spool", "store", "wanted",
     )  # fmt: skip
 
     header: QueueHeader
+    consumers: Consumers  # of the header's subscriptions
     live: dict[int, Row]  # by id
     ready: Ready
     deadlines: list[tuple[int, int]]  # heap of (time, id): expiry, ends of leases and delays
@@ -72,7 +73,8 @@ class Queue:
 
     def __init__(self, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> None:
         self.store, self.spool, self.limits = store, spool, limits
-        # "header" and "live" while a mark has yet to write the queue. Any change accesses one.
+        # "header", "consumers" and "live" while a mark has yet to write the queue. Any change
+        # accesses one.
         self._hidden: dict[str, Any] = {}
         self.fresh: list[Row] = []  # rows since the last mark; contents of others are in blocks
         self._put: Put = store.put
@@ -84,7 +86,6 @@ class Queue:
         self.program: Any = None  # its compiled expressions, see `entry_checks`
         self.plain_match: Any = None  # see `entry_checks`
         self.program_of: QueueDefinition | None = None
-        self._consumers: Consumers | None = None
 
     @classmethod
     def new(cls, store: Store, spool: Spool, header: QueueHeader, limits: Limits) -> Queue:
@@ -110,6 +111,7 @@ class Queue:
         self.early = IdRanges(page.early)
         self.live = {row.id: row for row in page.rows}
         self.ready = Ready(self.live)
+        self.consumers = getattr(self, "consumers", None) or Consumers(self.header.subscriptions)
         self.deadlines = []
         self.leases = {}
         for row in sorted(page.rows, key=lambda row: row.number):
@@ -128,16 +130,6 @@ class Queue:
     def definition(self) -> QueueDefinition:
         """The queue's present definition."""
         return self.header.definition
-
-    @property
-    def consumers(self) -> Consumers:
-        """Its subscriptions. Notes what was appended to the header's list, and a new list."""
-        listed, known = self.header.subscriptions, self._consumers
-        if known is None or known.listed is not listed:
-            known = self._consumers = Consumers(listed)
-        elif len(known.by_number) < len(listed):
-            known.add_new()
-        return known
 
     def subscription(self, name: str) -> Subscription | None:
         """The subscription with this id."""
@@ -214,12 +206,14 @@ class Queue:
         header = self.header
         if header.faulted or header.again:
             return NEVER if header.faulted else 0
-        at = self._next_deadline() if self.deadlines else NEVER
+        at = self.consumers.again_at() if header.subscriptions else NEVER
+        if self.deadlines:
+            at = min(at, self._next_deadline())
         if self.early.ranges:
             at = min(at, self.early.next_end())
         if self.cold.rows or self.later.rows:
             at = min(at, self.cold.due(), self.later.due())
-        return min(at, self.consumers.again_at()) if header.subscriptions else at
+        return at
 
     # ------------------------------------------------------------ live and cold
 
@@ -447,8 +441,8 @@ class Queue:
         """Fix the content of the queue's page as of now; all contents are in blocks. `pack` writes
         it, at the latest when the queue is next accessed. put: writes into this mark."""
         self._put, self.dirty = put, False
-        self._hidden["header"] = self.header
-        del self.header
+        self._hidden = {"header": self.header, "consumers": self.consumers}
+        del self.header, self.consumers
         if not isinstance(self, UnreadQueue):
             self._hidden["live"] = self.live
             del self.live
@@ -492,6 +486,8 @@ class UnreadQueue(Queue):
             raise AttributeError(name)
         if self._hidden:
             self.pack()
+        elif name == "consumers":
+            self.consumers = Consumers(self.header.subscriptions)
         else:
             data = self.store.get(f"q/{self.number}")
             assert data is not None, f"the page of queue {self.number} is missing"

@@ -162,7 +162,8 @@ class Ready:
                 lane.rows += 1
                 self._follow(row, lane)
             elif row.state == READY:
-                alone.append((by_key(row), row.id))
+                key = by_key(row) if row.level or row.generation else row.seq
+                alone.append((key, row.id))
         self._push(alone)
 
     def changed(self, row: Row) -> None:
@@ -390,7 +391,8 @@ class Ready:
                 break
             row = live.get(number)
             if (
-                row is not None and row.state == READY and by_key(row) == key
+                row is not None and row.state == READY
+                and (by_key(row) if row.level or row.generation else row.seq) == key
                 and (not row.lane or self.is_next(row))
                 and not (found and row is found[-1])  # it has two entries
             ):  # fmt: skip

@@ -50,7 +50,7 @@ EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set
 
 class Part(msgspec.Struct):
     """The next targets of a command. last: there are no more; cold: segments of targets that stay
-    cold, with all their rows; named: the ids that were looked up."""
+    cold, with all their rows; named: the ids that were looked up, if some may be missing."""
 
     rows: list[Row] = []
     last: bool = False
@@ -259,10 +259,10 @@ def by_ids(
 
 def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
     """All named messages, if they are few and all live; else None."""
-    live = queue.live
+    live, most = queue.live, min(budget.rows, LOOK_UP_MAX)
     rows: list[Row] = []
     for low, high in ranges:
-        if high - low >= min(budget.rows, LOOK_UP_MAX) - len(rows):
+        if high - low >= most - len(rows):
             return None
         for number in range(low, high + 1):
             row = live.get(number)
@@ -270,7 +270,7 @@ def _all_live(queue: Queue, ranges: Ranges, budget: Budget) -> Part | None:
                 return None
             rows.append(row)
     budget.take(len(rows))
-    return Part(rows, True, named=ranges)
+    return Part(rows, True)
 
 
 def _existing(broker: Broker, task: Task, ranges: Ranges) -> Ranges:

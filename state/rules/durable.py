@@ -39,7 +39,8 @@ def refusal_of_tables(broker: Broker, header: PublishHeader) -> str:
 
 def answer(broker: Broker, producer: ProducerHistory) -> None:
     """Emit a producer's receipts of this step, or hold them until the tables have its messages."""
-    if broker.header.tables is None or _are_in_tables(broker, producer.needs):
+    needs = producer.needs
+    if needs and (broker.header.tables is None or _are_in_tables(broker, needs)):
         producer.needs = {}
     for one in producer.close():
         if not producer.needs:

@@ -104,8 +104,13 @@ class Spool:
         n = len(contents)
         first = self._base | self.next_counter
         self.next_counter += n
-        self._contents.update(zip(range(first, first + n), contents, strict=True))
-        self._unwritten_bytes += sum(map(length_of, contents))
+        known, unwritten = self._contents, 0
+        for number, content in enumerate(contents, first):
+            known[number] = content
+            payload, key, headers = content
+            plain = key is None and headers is None  # most often
+            unwritten += len(payload) if plain else length_of(content)
+        self._unwritten_bytes += unwritten
         self.messages += n
         self.bytes += size
         self.vpn_bytes[vpn] = self.vpn_bytes.get(vpn, 0) + size
@@ -141,7 +146,8 @@ class Spool:
         contents, pages = self._contents, self._matches.pages
         messages = size = unplaced = 0
         # Neighbours in a queue are mostly in one block, so they are released together.
-        block, indexes, length = 0, list[int](), 0
+        indexes: list[int] = []
+        block = length = 0
         for row in rows:
             number = row.stored
             at: Row | ContentLocation | None = row if row.block else None

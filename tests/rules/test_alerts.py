@@ -34,7 +34,7 @@ def test_S10_the_time_to_react_with_defaults_and_messages_of_1_KB(
     marks: list[list[int]] = []
     level = now = 0
     while not is_over(level, limit, high, queue.spool_usage_clear_percent, before=False):
-        mark(marks, now, level)
+        mark(marks, now, (level,))
         now += 1000
         level += messages_per_s * KB
     per_second = rate(marks, now, 0, level)

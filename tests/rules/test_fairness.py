@@ -88,7 +88,7 @@ class Walk:
 
     def subscribe(self) -> None:
         r = self.random
-        self.listed.append(
+        self.consumers.add(
             Subscription(
                 id=f"s{self.next}", number=self.next, name="", session="", topic="", partition=0,
                 framing="", removes_on_send=r.random() < 0.2, filter=r.choice(FILTERS),
@@ -96,7 +96,6 @@ class Walk:
             )
         )  # fmt: skip
         self.next += 1
-        self.consumers.add_new()
 
     def redefine(self) -> None:
         model = self.random.choice(MODELS)
