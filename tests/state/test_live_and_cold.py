@@ -1,5 +1,6 @@
 """Whether messages are live or cold makes no difference to a queue's behaviour (R5, S12)."""
 
+import random
 from typing import Any
 
 import pytest
@@ -30,6 +31,29 @@ def active(depth: int) -> c.Define:
 def browsed(steps: TwinSteps, queue: str) -> list[int]:
     (answer,) = replies(steps.run([c.Browse(queue=queue, limit=1_000, reply=REPLY)]))
     return [int(message["id"]) for message in answer.result]
+
+
+@pytest.mark.parametrize("limits", ["storage", "usual"])
+@pytest.mark.parametrize("keys", [{}, {"priority": "/p"}, {"partition_key": "/key"}], ids=str)
+def test_R6_the_oldest_message_is_found_among_live_and_cold_ones(
+    limits: str, keys: dict[str, Any]
+) -> None:
+    steps, rng = TwinSteps(limits=LIMITS[limits], chance=0.1), random.Random(3)
+    wide = {"max_per_subscription_backlog": 100, "lease_period": "2s"}
+    steps.run([define(**wide, **keys), subscribe("a", 3)])
+    for turn in range(120):
+        options = rng.choice(({}, {"deliver_at": steps.now + 2_500}))
+        coming = rng.randrange(6) if turn < 70 else 0
+        steps.run(publishes=[("orders", rng.choice(ORDERED), options)] * coming)
+        (answer,) = replies(steps.run([c.Browse(queue="orders", limit=1_000, reply=REPLY)]))
+        entered = [message["entered"] for message in answer.result]
+        age = (steps.now - min(entered)) / 1_000 if entered else None
+        assert described(steps)["oldest_age_s"] == age, f"turn {turn}"
+        here = [message["id"] for message in answer.result]
+        gone = rng.sample(here, min(rng.randrange(5), len(here)))
+        steps.run([c.Ack(queue="orders", ids=one) for one in gone])
+        steps.tick(rng.choice((1, 300, 900)))
+    assert not here, "it ends with an empty queue"
 
 
 LEAVING: dict[str, list[c.Command]] = {
