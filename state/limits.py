@@ -57,7 +57,6 @@ class Limits:
     filter_characters: int = 1_000_000  # of all subscriptions of one queue
     early_acks: int = 10_000  # ranges of one queue (L9)
     held_receipts: int = 1_000_000  # waiting for the Delta tables
-    ignored_acks: int = 10_000  # ids of one command that the journal names (L8)
     # Answers.
     browse_rows: int = 10_000  # messages that one answer reads
     browse_bytes: int = 4_000_000  # payloads that it reads

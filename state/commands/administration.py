@@ -86,7 +86,10 @@ def apply_definition(broker: Broker, definition: QueueDefinition) -> Queue:
     queue = broker.find(definition.vpn, definition.name)
     before = None if queue is None else queue.definition
     if queue is None:
-        queue = _create(broker, definition)
+        queue = broker.make_queue(definition, created=broker.now)
+        add_route(broker, definition, queue.number)
+        follow_definition(broker, queue, None, definition)
+        _tell_defined(broker, queue)
     else:
         _define_again(broker, queue, definition)
     queue.header.given = b""
@@ -186,14 +189,6 @@ def owned(
     return {**kept, **mapping}
 
 
-def _create(broker: Broker, definition: QueueDefinition) -> Queue:
-    queue = broker.make_queue(definition, created=broker.now)
-    add_route(broker, definition, queue.number)
-    follow_definition(broker, queue, None, definition)
-    _tell_defined(broker, queue)
-    return queue
-
-
 def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     """Give an existing queue a new definition."""
     header, old = queue.header, queue.definition
@@ -203,7 +198,11 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
     add_route(broker, new, queue.number)
     follow_definition(broker, queue, old, new)
     header.definition = new
-    _tell_terms(broker, queue, old)
+    for one in queue.header.subscriptions:  # they acknowledge by their terms
+        terms = terms_of(new, one)
+        if one.broker is None and terms != terms_of(old, one):
+            broker.emit(Reply(one.topic, one.partition, one.id, terms, kind="Backlog"))
+            queue.consumers.watch(one)
     if old.recovery_point != new.recovery_point:
         header.pointed = broker.now
     if header.faulted:
@@ -211,15 +210,6 @@ def _define_again(broker: Broker, queue: Queue, new: QueueDefinition) -> None:
         resume(broker, queue)
     queue.wanted = True
     _tell_defined(broker, queue, again=True)
-
-
-def _tell_terms(broker: Broker, queue: Queue, old: QueueDefinition) -> None:
-    """Tell consumers whose terms have changed with the definition: they acknowledge by them."""
-    for one in queue.header.subscriptions:
-        terms = terms_of(queue.definition, one)
-        if one.broker is None and terms != terms_of(old, one):
-            broker.emit(Reply(one.topic, one.partition, one.id, terms, kind="Backlog"))
-            queue.consumers.watch(one)
 
 
 def _check_last_value(queue: Queue, new: QueueDefinition) -> list[Problem]:

@@ -9,7 +9,7 @@ messages were delivered or removed since. So every lease ends, and deliveries co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, takewhile
 from typing import Any
 
@@ -24,14 +24,7 @@ from ..queue.header import Subscription, Task
 from ..queue.queue import Queue
 from ..queue.table import Event
 from ..rules import transport_acks
-from ..rules.command_targets import (
-    Part,
-    by_ids,
-    ignore,
-    ignore_missing,
-    split_moving,
-    wanted,
-)
+from ..rules.command_targets import Part, by_ids, ignore, ignore_missing, split_moving, wanted
 from ..rules.dead import afford_deaths, reads_what_dies
 from ..rules.returned_leases import die, give_back
 from ..storage.row import LEASED, NEVER, Row, by_arrival
@@ -39,17 +32,15 @@ from ..storage.row import LEASED, NEVER, Row, by_arrival
 _ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 NOT_ITS_OWN = "not leased to it"
-LATE = "untouched, told late"
+LATE = "untouched, told late"  # an attempt is taken back from a message that is not held
 
 
 def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget: Budget) -> bool:
     """Remove messages; answers how many. Raises ValueError unless exactly one of ids, up_to and
     where is given (L13)."""
-    begins = not task.done
-    if begins:
-        _one_choice(command)
     ranges = parse_ranges(command.ids) if command.ids is not None else []
-    if begins:
+    if not task.done:
+        _one_choice(command)
         task.done = {"n": 0}
         if command.received:
             _confirm(broker, queue, command)
@@ -136,11 +127,11 @@ def _remove(broker: Broker, queue: Queue, rows: list[Row], name: str) -> int:
 
 
 def _held_parts(
-    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget,
-    others: Callable[[Broker, Queue, list[Row]], list[Row]] = lambda _broker, _queue, rows: rows,
-) -> Iterator[list[Row]]:  # fmt: skip
-    """The named messages that this subscription leases, part by part. Others count as ignored,
-    unless ``others`` handles them. At the end ``task.done["over"]`` says whether this was all."""
+    broker: Broker, queue: Queue, task: Task, command: Any, budget: Budget
+) -> Iterator[list[Row]]:
+    """The named messages that this subscription leases, part by part. Others count as ignored; a
+    late `Returned` takes an attempt back. At the end ``task.done["over"]`` says whether this was
+    all."""
     holder = queue.subscription(command.subscription)
     number = holder.number if holder is not None else -1
     ranges = parse_ranges(command.ids)
@@ -151,7 +142,8 @@ def _held_parts(
         task.done["over"] = part.last
         mine = [row for row in part.rows if row.holder == number]
         foreign = [row for row in part.rows if row.holder != number]
-        left = others(broker, queue, foreign)
+        is_late = isinstance(command, c.Returned)
+        left = _take_back_attempts(broker, queue, foreign) if is_late else foreign
         if len(left) < len(foreign):
             part.write_back(queue)
         ids = [row.id for row in left]
@@ -243,11 +235,9 @@ def hand_back(
 ) -> bool:
     """Return messages that the application never saw. Their delivery does not count as an attempt
     (L5, C3), even if the lease or subscription has ended meanwhile."""
-    for rows in _held_parts(broker, queue, task, command, budget, _take_back_attempts):
-        apply(
-            broker, queue, rows, Event.HAND_BACK, subscription=command.subscription,
-            reason="untouched",
-        )  # fmt: skip
+    name = command.subscription
+    for rows in _held_parts(broker, queue, task, command, budget):
+        apply(broker, queue, rows, Event.HAND_BACK, subscription=name, reason="untouched")
     return bool(task.done["over"])
 
 

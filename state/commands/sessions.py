@@ -73,7 +73,10 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
     queue.wanted = True
     broker.touch(queue)
     if command.session:
-        _bind(broker, queue, command)
+        name = queue.definition.vpn, command.session
+        session = broker.sessions.setdefault(name, KnownSession(NEVER))
+        session.bound.append((queue.number, command.subscription))
+        _keep_alive(broker, name, session)
     broker.queue_event(
         queue, "subscribed", subscription=subscription.id,
         backlog=None if removes else own_backlog(subscription), consumer=subscription.name,
@@ -200,16 +203,6 @@ def unsubscribe(
     broker.queue_event(queue, "unsubscribed", subscription=found.id, why=found.ending)
     unbind(broker, queue, found.id, found.session)
     return True
-
-
-def _bind(broker: Broker, queue: Queue, command: Subscribe) -> None:
-    """Add a subscription to its session, and keep the session alive."""
-    name = queue.definition.vpn, command.session
-    session = broker.sessions.get(name)
-    if session is None:
-        session = broker.sessions[name] = KnownSession(NEVER)
-    session.bound.append((queue.number, command.subscription))
-    _keep_alive(broker, name, session)
 
 
 def _keep_alive(broker: Broker, name: Name, session: KnownSession) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import msgspec
@@ -236,16 +235,14 @@ def by_ids(
     part.named, following = _clip(ranges, int(task.cursor or 0), most)
     live = queue.live
     missing: list[int] = []
-    named = 0
     for low, high in part.named:
-        named += high - low + 1
         for number in range(low, high + 1):
             row = live.get(number)
             if row is None or (row.state == MOVING and not moving):
                 missing.append(number)
             else:
                 part.rows.append(row)
-    budget.take(named)
+    budget.take(count_ids(part.named))
     n = afforded(broker, part.rows, "", budget) if read else len(part.rows)
     if n < len(part.rows):  # go on with the first that is too much
         following = part.rows[n].id
@@ -331,8 +328,8 @@ def ignore_missing(
     broker: Broker, queue: Queue, task: Task, part: Part, ranges: Ranges, command: Ack
 ) -> None:
     """Handle named ids that the queue does not have. An ack for an id that has left is ignored
-    (L8), for an id that never entered it is kept (L9). The journal names ids that were looked up,
-    at most `Limits.ignored_acks`; a scan only counts them."""
+    (L8), for an id that never entered it is kept (L9). The journal names ids that were looked up; a
+    scan only counts them."""
     if "until" not in task.done:
         return  # all are here
     if "gone" not in task.done:
@@ -349,13 +346,11 @@ def ignore_missing(
             broker.note("ack_ignored", vpn, name, command.subscription, why)
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
-    named = (number for low, high in part.named for number in range(low, high + 1))
-    late = (
-        number for number in named if number not in here
-        # Ids of other brokers may be anywhere.
+    ids = [
+        number for low, high in part.named for number in range(low, high + 1)
+        if number not in here  # ids of other brokers may be anywhere
         and (number >> COUNTER_BITS != broker.home.number or has_entered(taken, number))
-    )  # fmt: skip
-    ids = list(islice(late, broker.limits.ignored_acks))
+    ]  # fmt: skip
     ignore(broker, queue, ids, command.subscription, "not in the queue")
 
 
@@ -365,11 +360,10 @@ def _keep_early_acks(
     """Keep an ack for this broker's ids that have never been in the queue, and count those that
     have. `quiet`: other brokers get the same ack, so only ids that do not exist yet are kept."""
     first, last = make_id(broker.home.number, 0), make_id(broker.home.number, COUNTER_MASK)
+    named, until = [[low, high] for low, high in ranges], task.done["until"]
     entered = entered_between(queue.header.taken, ranges[0][0], ranges[-1][1], first)
-    never = [(low, high) for low, high in without(list(map(list, ranges)), entered)]
-    existing = _existing(broker, task, ranges), _existing(broker, task, never)
-    task.done["gone"] = count_ids(existing[0]) - count_ids(existing[1])
-    least = task.done["until"] if command.quiet else first
-    early = [(max(low, least), min(high, last)) for low, high in never]
-    early = [(low, high) for low, high in early if low <= high]
+    never, ahead = without(named, entered), [[until, last]]
+    task.done["gone"] = count_ids(without(named, ahead)) - count_ids(without(never, ahead))
+    least = until if command.quiet else first
+    early = without(never, [[0, least - 1], [last + 1, ID_MAX]])
     after_entry.keep_early_acks(broker, queue, early, command.subscription)

@@ -13,7 +13,7 @@ from lakequeue.state import Batch, Limits
 from rules.steps import INBOX, Steps, define, delivered, described, of, started, subscribe
 
 MANY = 200
-LIMITS = Limits(early_acks=20, subscriptions=20, events=50, ignored_acks=20, queues=20)
+LIMITS = Limits(early_acks=20, subscriptions=20, events=50, queues=20)
 
 
 def floods(turn: int) -> dict[str, list[c.Command | bytes]]:
