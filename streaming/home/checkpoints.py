@@ -84,11 +84,29 @@ def _problem(checkpoint: Path) -> tuple[str, str, int] | None:
     if commits and (why := _damage_of_lines(checkpoint / f"commits/{commits[-1]}")):
         return f"commits/{commits[-1]}", why, commits[-1]
     behind = commits[-1] + 1 if commits else offsets[-1] if offsets else 0
+    for operator in sorted(checkpoint.glob("state/[0-9]*")):
+        if about := _damage_of_operator(operator):
+            file, why, can_do_without = about
+            batch = behind if can_do_without or not commits else -1
+            return str(file.relative_to(checkpoint)), why, batch
     for store in sorted(checkpoint.glob("state/[0-9]*/[0-9]*")):
         if found := _damage_of_state(store, behind):
             file, why, version = found
             can_run = version >= 0 and (version in offsets or version - 1 in commits)
             return str(file.relative_to(checkpoint)), why, version if can_run else -1
+    return None
+
+
+def _damage_of_operator(operator: Path) -> tuple[Path, str, bool] | None:
+    """A damaged file about an operator, and whether Spark can do without it: it writes one at each
+    start, and reads the newest."""
+    if numbers := _numbers(operator / "_metadata/v2"):
+        file = operator / f"_metadata/v2/{numbers[-1]}"
+        if why := _damage_of_lines(file):
+            return file, why, len(numbers) > 1
+    for file in sorted(operator.glob(f"{SCHEMA}/*/[0-9]*")):
+        if why := damage_of(file):
+            return file, why, False
     return None
 
 
@@ -99,9 +117,10 @@ def _damage_of_state(store: Path, version: int) -> tuple[Path, str, int] | None:
     for file in store.iterdir():
         if named := _STATE_FILE.fullmatch(file.name):
             files[named[2]].add(int(named[1]))
-    # another layout, chosen by the user: Spark reports what is wrong with it
     if not any(files.values()):
-        return None
+        if version and not any(file.is_file() for file in store.iterdir()):
+            return store, "is empty", -1
+        return None  # another layout, chosen by the user: Spark reports what is wrong with it
     first: tuple[Path, str] | None = None
     for wanted in range(version, 0, -1):
         for base in (*sorted((n for n in files[_WHOLE] if n <= wanted), reverse=True), 0):
@@ -191,15 +210,15 @@ DRAFT = "moved.draft"
 
 
 def follow(checkpoint: Folder) -> int:
-    """Correct the paths in the brokers' checkpoints. Returns the number of files that changed. Each
-    is written whole or not at all. Raises OSError, and ValueError and KeyError for files that are
-    not Spark's."""
+    """Correct the paths in the brokers' checkpoints, except in damaged files (see `set_back`).
+    Returns the number of files that changed. Each is written whole or not at all. Raises OSError,
+    and KeyError for files that are not Spark's."""
     if not isinstance(checkpoint, Path):
         return 0
     return sum(
         _follow(file, checkpoint / DRAFT)
         for file in checkpoint.glob(STATE_METADATA)
-        if file.name.isdigit()
+        if file.name.isdigit() and not _damage_of_lines(file)
     )
 
 

@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 from lakequeue.protocol.errors import LakequeueError
-from lakequeue.streaming.home.checkpoints import set_back, set_back_or_drop
+from lakequeue.streaming.home.checkpoints import follow, set_back, set_back_or_drop
 
 CHUNK = 512
 LAST = 7  # the newest finished batch
 STORE = "state/0/0"
+ABOUT, SCHEMA = "state/0/_metadata/v2", "state/0/_stateSchema/default/0_x"
 
 
 def put(file: Path, data: bytes) -> None:
@@ -52,6 +53,9 @@ def checkpoint(tmp_path: Path) -> Path:
         put(place / STORE / f"{n}.changelog", b"LZ4Block" * 100)
     for n in (1, 5):
         put_whole(place / STORE, n)
+    for n in (0, 6):  # of two starts
+        put(place / f"{ABOUT}/{n}", b'v2\n{"stateStoreInfo":[]}')
+    put(place / SCHEMA, b"schema" * 100)
     return place
 
 
@@ -125,6 +129,33 @@ def test_R1_without_a_whole_batch_the_error_names_the_command(checkpoint: Path) 
     with pytest.raises(
         LakequeueError, match=r"5.zip is truncated or damaged.*`lakequeue rebuild --from"
     ):
+        set_back(checkpoint)
+
+
+@pytest.mark.parametrize("harm", [empty, cut, cut_without_sums])
+def test_R1_the_description_of_the_last_start_may_be_lost(
+    checkpoint: Path, harm: Callable[[Path], None]
+) -> None:
+    """Spark writes it at each start. No batch runs again; the previous start's says the same."""
+    harm(checkpoint / ABOUT / "6")
+    assert follow(checkpoint.parent) == 0
+    assert f"{ABOUT}/6" in set_back(checkpoint, "a-number")
+    assert numbers(checkpoint, ABOUT) == [0]
+    assert numbers(checkpoint, "commits")[-1] == LAST
+
+
+def clear(folder: Path) -> None:
+    for file in folder.glob("*.*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize(("harm", "file"), [(empty, f"{ABOUT}/0"), (empty, SCHEMA), (clear, STORE)])
+def test_R1_what_describes_or_is_the_state_cannot_be_replaced(
+    checkpoint: Path, harm: Callable[[Path], None], file: str
+) -> None:
+    cut(checkpoint / ABOUT / "6")
+    harm(checkpoint / file)
+    with pytest.raises(LakequeueError, match=rf"{file} is empty.*`lakequeue rebuild --from"):
         set_back(checkpoint)
 
 
