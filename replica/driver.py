@@ -352,7 +352,7 @@ class Driver:
             raise Refused(
                 f"the log of broker {self.home.name!r} continues with step {record.step} instead "
                 f"of {self.step + 1}: it belongs to another home, or records are missing; use that "
-                "home, or begin with an empty one and a Kafka with new topics"
+                "home, or rebuild this one from its tables (lakequeue rebuild)"
             )
         if not silent and record.outputs != self._digest:
             raise self._differs(self.step, "had other outputs", begins)
