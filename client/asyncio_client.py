@@ -69,12 +69,6 @@ def _close_made(making: Future[Any]) -> None:
         making.result().close()
 
 
-def _closed(close: Callable[[], None]) -> None:
-    """Close for a task that was canceled."""
-    with contextlib.suppress(LakequeueError):
-        close()
-
-
 class AsyncConnection:
     """`lakequeue.Connection` for asyncio. ``sync`` is the synchronous connection."""
 
@@ -113,7 +107,7 @@ class AsyncConnection:
 
     async def end(self, consumers: list[AsyncConsumer], close: Callable[[], None]) -> None:
         """Let consumers receive nothing more, wait up to 5 s for callbacks that run, except the
-        calling one, and close. If the task is canceled, it is closed in the background."""
+        calling one, and close, in a thread. If the task is canceled, that goes on."""
         for consumer in consumers:
             consumer.sync.stop()
             consumer._wake()
@@ -121,10 +115,10 @@ class AsyncConnection:
         try:
             if working := [task for task in running if task is not asyncio.current_task()]:
                 await asyncio.wait(working, timeout=CLOSE_S)
-        except asyncio.CancelledError:
-            asyncio.get_running_loop().run_in_executor(None, _closed, close)
-            raise
-        await self.call(close)
+        finally:
+            closing = asyncio.get_running_loop().run_in_executor(None, close)
+            closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.shield(closing)
 
     async def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a call that may wait, in a thread; on `memory://`, where nothing waits, at once."""
@@ -210,7 +204,7 @@ class AsyncProducer:
 
     async def close(self, timeout: float = 30.0) -> None:
         """Flush and close; raises as `lakequeue.Producer.close`."""
-        await self._connection.call(self.sync.close, timeout)
+        await self._connection.end([], partial(self.sync.close, timeout))
 
     async def __aenter__(self) -> AsyncProducer:
         return self

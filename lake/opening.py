@@ -36,6 +36,7 @@ WHEN_WRITTEN = (
     "lakequeue.history_interval_s is 0"
 )
 _LIST = re.compile(r"ARRAY<STRUCT<(.*?)>>")
+_DECODED = re.compile(r"%[0-9A-Fa-f]{2}|\\")
 
 
 class NoLake(LakequeueError):
@@ -120,9 +121,13 @@ def tables_of(home: Path | str) -> Folder:
 
 
 def delta_table(table: Folder) -> Any:
-    """The newest version of a Delta table."""
+    """The newest version of a Delta table. Raises NoLake for a path that `deltalake` changes."""
     import deltalake
 
+    if isinstance(table, Path) and (found := _DECODED.search(str(table))):
+        raise NoLake(
+            f"SQL reads no path with {found[0]!r}; move the home while its engine is stopped"
+        )
     return deltalake.DeltaTable(str(table), storage_options=delta_options(table))
 
 

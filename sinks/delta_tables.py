@@ -57,7 +57,7 @@ def create_tables(
     is not a table."""
     for name in names:
         path = f"{folder}/{name}"
-        table = f"delta.`{path}`"
+        table = in_sql(path)
         _remove_empty_log(spark, path)
         there = _version_and_columns(spark, path)
         if there is None:
@@ -84,6 +84,11 @@ def create_tables(
             spark.sql(f"ALTER TABLE {table} ADD COLUMNS ({added})")
         if version != str(SCHEMA_VERSION):
             spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{SCHEMA}' = '{SCHEMA_VERSION}')")
+
+
+def in_sql(path: str) -> str:
+    """A table's name in SQL."""
+    return f"delta.`{path.replace('`', '``')}`"
 
 
 def _newest(spark: SparkSession, path: str) -> Any:

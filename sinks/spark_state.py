@@ -2,7 +2,7 @@
 
 Spark's source `statestore` encodes a path twice: instead of a folder `a b` it would look for
 `a%20b`. So such a folder is read through a link at another path. Executors on other machines do not
-see the link.
+see the link, so a cluster's checkpoints need a path that nobody encodes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from ..protocol.errors import LakequeueError
 from ..protocol.folders import Folder
 
 _ENCODED = re.compile(r'[\s"#%<>?\[\\\]^`{|}]')  # by `java.net.URI`, in a path
@@ -29,6 +30,17 @@ def read_variable(
     """The rows of a variable of the state. options: of the source."""
     reader: Any = spark.read.format("statestore").option("stateVarName", variable)
     return reader.options(**options).load(readable(checkpoint))
+
+
+def check_place(checkpoints: Folder, is_local: bool) -> None:
+    """Raise LakequeueError for a folder whose states Spark could not read. is_local: whether all
+    executors are on this machine."""
+    if _ENCODED.search(str(checkpoints)) and not (is_local and isinstance(checkpoints, Path)):
+        raise LakequeueError(
+            f"checkpoints: {str(checkpoints)!r} – allowed on a cluster or an object store is a "
+            'path without spaces and "#%<>?[\\]^`{|}, because Spark reads no other; move '
+            "the home while its engine is stopped, or set lakequeue.checkpoints"
+        )
 
 
 def readable(checkpoint: Folder) -> str:

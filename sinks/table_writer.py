@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -43,6 +44,7 @@ from .topics_read import TopicsRead
 
 WRITER_VERSION = 2  # up to this version Delta's protocol has no rule that our rows could break
 STORE_PREFIX = "AWS_"  # of the variables that configure an object store
+_PATTERN = re.compile(r"[\\*?{}\[\]]")  # Spark takes a path with these for a pattern
 
 
 class TableWriter:
@@ -161,7 +163,8 @@ class _FilesTable:
         if not paths:
             return
         try:
-            rows = self._spark.read.option("basePath", self._place).parquet(*paths)
+            named = [_PATTERN.sub(r"\\\g<0>", path) for path in paths]
+            rows = self._spark.read.option("basePath", self._place).parquet(*named)
             rows.coalesce(1).write.format("delta").mode("append").save(self._place)
         finally:
             for path in paths:

@@ -27,6 +27,7 @@ from ..protocol.folders import Folder, folder
 from ..protocol.home_places import has_table
 from ..protocol.table_format import COMMANDS, JOURNAL, MESSAGES, SNAPSHOTS, STEPS
 from ..sources.step_batch import goes_first
+from .delta_tables import in_sql
 
 log = logging.getLogger("lakequeue.tables")
 
@@ -182,7 +183,7 @@ class Upkeep:
         return [name for name in names if has_table(tables / name)]
 
     def _table(self, name: str) -> str:
-        return f"delta.`{self._folder}/{name}`"
+        return in_sql(f"{self._folder}/{name}")
 
     def _read(self, name: str) -> DataFrame:
         return self._spark.read.format("delta").load(f"{self._folder}/{name}")

@@ -25,6 +25,7 @@ from ..client.session.transport import Transport
 from ..protocol import LakequeueError, topics
 from ..sinks.delta_tables import create_tables
 from ..sinks.snapshots import SnapshotWriter
+from ..sinks.spark_state import check_place
 from ..sinks.table_writer import TableWriter, history_writer
 from ..sources.kafka_source import (
     RECORDS_PER_BATCH,
@@ -160,6 +161,7 @@ class SparkApplication:
         master = self._master
         if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:
             master = default_master(len(self.brokers))
+        check_place(self._folder.checkpoints, is_local(master))
         if master is not None:
             self.check_slots(len(self.brokers), master)
         home, places = self._folder.path, (self._folder.tables, self._folder.checkpoints)

@@ -47,10 +47,10 @@ class CallbackRunner:
         self._callback: Callback | None = None
         self._beginning = threading.Lock()
         self.thread = 0  # in which the callback is running; 0: in none
-        self._taken: list[Message] = []  # at most one: its attempt has not ended
+        self._taken = settling.working  # at most one: its attempt has not ended
         self._begun = False  # the callback has got it
         self._failed: dict[int, float] = {}  # ids; until when they rest, by the session's clock
-        self._to_cancel: list[Message] = []  # failed ones that the engine does not know of yet
+        self._to_cancel = settling.failed  # the engine does not know of them yet
         self._alone = False  # callbacks run in a thread of their own
         self._join: Join | None = None  # known once it is called
 
@@ -153,7 +153,6 @@ class CallbackRunner:
         self._ended()
 
     def _ended(self) -> None:
-        self._settling.working = None
         self._taken.clear()
         self._begun = False
 
@@ -202,9 +201,8 @@ class CallbackRunner:
 
     def returned(self, message: Message) -> None:
         """The callback has returned: acknowledge, if the mode says so."""
-        self._settling.working = None
         if self._mode == "auto" and self._prefetch.holds(message):
             self._settling.settle([message])
-        elif self._mode == "dups_ok":
-            self._settling.dups_ok()
         self._ended()
+        if self._mode == "dups_ok":
+            self._settling.dups_ok()

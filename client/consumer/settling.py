@@ -104,7 +104,8 @@ class Settling:
         self._arrivals = arrivals
         self._acks: list[int] = []
         self._acks_since = 0.0  # by the session's clock, when the first of them was given
-        self.working: Message | None = None  # dups_ok: the callback is working on it
+        self.working: list[Message] = []  # taken for the callback, which has not returned
+        self.failed: list[Message] = []  # those that the engine has to return
         self._last_dups_ack = session.clock_ms()
 
     # ------------------------------------------------------------ what messages ask for
@@ -203,9 +204,7 @@ class Settling:
         try:
             if self.rule.mode == "pre_ack" or (self.rule.mode == "auto" and not to_callback):
                 self.settle([message])
-            elif self.rule.mode == "dups_ok" and to_callback:
-                self.working = message
-            elif self.rule.mode == "dups_ok":
+            elif self.rule.mode == "dups_ok" and not to_callback:
                 self.dups_ok()
         except LakequeueError as error:
             self.session.report(str(error))
@@ -326,9 +325,11 @@ class Settling:
         return self._last_dups_ack + interval_ms
 
     def ack_done(self) -> None:
-        """Acknowledge everything handed over, except what the callback is working on."""
+        """Acknowledge everything handed over, except what the callback is working on, or has failed
+        on."""
         with self._lock:
-            done = [m for m in self.prefetch.held.values() if m is not self.working]
+            others = [*self.working, *self.failed]
+            done = [m for m in self.prefetch.held.values() if m not in others]
         self.settle(done)
         self._last_dups_ack = self.session.clock_ms()
 

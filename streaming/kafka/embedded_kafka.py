@@ -193,7 +193,6 @@ class EmbeddedKafka:
             host=self.host,
             port=self.port,
             controller_port=controller_port,
-            data=str(self.home / "data").replace("\\", "\\\\"),
             message_bytes_max=MESSAGE_BYTES_MAX,
         )
 
@@ -209,7 +208,9 @@ class EmbeddedKafka:
         command = [str(java), *mapped, "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         command += [*self._logging(), "-cp", classpath, "kafka.tools.StorageTool", "format", "-t"]
         command += [self._cluster_id(), "-c", str(self.home / "server.properties")]
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+        done = subprocess.run(
+            command, cwd=self.home, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode != 0:
             output = done.stdout + done.stderr
             raise LakequeueError(
@@ -352,7 +353,8 @@ controller.listener.names=CONTROLLER
 listeners=PLAINTEXT://{host}:{port},CONTROLLER://127.0.0.1:{controller_port}
 advertised.listeners=PLAINTEXT://{host}:{port}
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={data}
+# In the home, where Java runs. It would split a path at commas, and read it as Latin-1.
+log.dirs=data
 # A misspelt topic must be an error, not a new topic.
 auto.create.topics.enable=false
 # 10 MiB payloads.

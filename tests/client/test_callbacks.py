@@ -19,6 +19,7 @@ import lakequeue.aio
 import pytest
 from client.threaded import Threaded, Wire, wait_for
 from lakequeue.client.consumer import callbacks
+from lakequeue.client.message import Message
 from lakequeue.memory import MemoryConnection
 from lakequeue.protocol import LeaseLost, NotConnected
 from rules.harness import Bench, drain, ids
@@ -312,6 +313,35 @@ def test_C4_a_message_whose_task_never_ran_comes_again(monkeypatch: pytest.Monke
 
     awaited(test)
     assert [message.delivery_count for message in seen] == [1]
+
+
+@pytest.mark.parametrize("moment", ["taken", "failed", "canceled"])
+def test_C4_dups_ok_acknowledges_no_message_that_its_callback_failed_on(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its interval may end at any moment: over Kafka another thread looks after it."""
+    work, options = Failing(once=True), {"dups_ok_count": 0, "dups_ok_interval": "1s"}
+    consumer = bench.consumer(ack_mode="dups_ok", **options)
+    of, name = {
+        "taken": (consumer._leases, "begun"), "failed": (callbacks.log, "error"),
+        "canceled": (Message, "cancel"),
+    }[moment]  # fmt: skip
+    really = getattr(of, name)
+
+    def late(*given: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        bench.engine.now += 5_000
+        bench.connection.upkeep()
+        if moment == "canceled":
+            raise NotConnected("Kafka is away")
+        return really(*given, **options)
+
+    bench.send()
+    monkeypatch.setattr(of, name, late)
+    with suppress(NotConnected):
+        consumer.on_message(work)
+    bench.advance("5s")
+    assert work.seen == [("1", 1), ("1", 2)]
 
 
 def test_C4_callbacks_of_threads_do_not_overlap(

@@ -404,17 +404,17 @@ def test_R1_an_altered_table_is_written_by_spark(job: Job, tmp_path: Path) -> No
     session, vpn = SparkSession.builder.getOrCreate(), f"altered-{next(_new)}"
     ensure_topics(job.kafka.bootstrap_servers, [], [f"{vpn}.publish", f"{vpn}.journal"])
     producer = KafkaProducer(bootstrap_servers=job.kafka.bootstrap_servers)
-    ways = ("as files", "as rows")
+    ways = ("as files", "as [rows]")  # brackets are no pattern
     put_records(producer, vpn, 1)
     queries = [Written(job, tmp_path / way, vpn, way) for way in ways]
     try:
         assert [sum(one.rows()) for one in queries] == [9, 9]
-        session.sql(f"ALTER TABLE delta.`{tmp_path}/as rows/messages` "
+        session.sql(f"ALTER TABLE delta.`{tmp_path}/as [rows]/messages` "
                     "ADD CONSTRAINT few CHECK (`offset` < 12)")  # fmt: skip
         put_records(producer, vpn, 2)
         assert [sum(one.rows()) for one in queries] == [18, 18]
-        known = set(data_files(tmp_path / "as rows" / MESSAGES))
-        there = set((tmp_path / "as rows" / MESSAGES).rglob("*.parquet"))
+        known = set(data_files(tmp_path / "as [rows]" / MESSAGES))
+        there = set((tmp_path / "as [rows]" / MESSAGES).rglob("*.parquet"))
         assert {file for file in there if "_delta_log" not in str(file)} == known
         queries.append(Written(job, tmp_path / "as files", vpn, "without its checkpoint"))
         assert sum(queries[2].rows()) == 18

@@ -35,6 +35,26 @@ def test_columns_are_read_without_a_query(home: Path, tmp_path: Path) -> None:
     assert read_columns(tmp_path / "none", ["event"]).num_rows == 0
 
 
+@pytest.mark.parametrize("name", ["a b", "50%", "#1 [ü]?*", "`$(x)`'\"", "x:y;{z}|"])
+def test_R1_a_home_with_any_name_is_read(home: Path, name: str) -> None:
+    named = home / name
+    named.mkdir()
+    (home / "tables").rename(named / "tables")
+    with open_lake(named) as lake:
+        assert lake.execute("SELECT state FROM queued").fetchall() == [("ready",)]
+        assert lake.execute("SELECT payload FROM messages").fetchall() == [(b"{}",)]
+    assert read_columns(named / "tables" / "journal", ["event"]).num_rows == 3
+
+
+@pytest.mark.parametrize(("name", "part"), [("a%20b", r"'%20'"), ("a\\b", r"'\\\\'")])
+def test_R1_a_home_whose_name_cannot_be_read_is_named(home: Path, name: str, part: str) -> None:
+    """`deltalake` would look in another folder."""
+    (home / name).mkdir()
+    (home / "tables").rename(home / name / "tables")
+    with pytest.raises(LakequeueError, match=f"cannot be read: SQL reads no path with {part}"):
+        open_lake(home / name)
+
+
 def test_tables_not_yet_written_are_empty(home: Path) -> None:
     """In the first minute of a home there is no history: queries return nothing, and no error."""
     with open_lake(home) as lake:

@@ -167,6 +167,23 @@ def test_a_process_that_cannot_be_started_is_reported(
     assert broker._lock.file is None, "its home is free"
 
 
+def test_java_reads_no_path_of_a_home_with_an_unusual_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took `a,b` for two folders, and wrote the data of `ü` beside the home."""
+    monkeypatch.setattr(kafka_broker, "java_executable", lambda: Path("java"))
+    monkeypatch.setattr(kafka_broker, "ensure_jars", lambda _: Jars([], []))
+    run, launch = Mock(), Mock(side_effect=OSError)
+    run.return_value.returncode = 0
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(kafka_broker, "start_tied", launch)
+    home = tmp_path / "a,b ü"
+    with pytest.raises(LakequeueError):
+        EmbeddedKafka(home).start()
+    assert "log.dirs=data\n" in (home / "server.properties").read_text()
+    assert run.call_args.kwargs["cwd"] == launch.call_args.kwargs["cwd"] == home
+
+
 def test_stop_without_start(tmp_path: Path) -> None:
     broker = EmbeddedKafka(tmp_path / "home")
     broker.stop()

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,7 @@ import pyspark
 import pytest
 from lakequeue.protocol import LakequeueError
 from lakequeue.protocol.folders import folder
-from lakequeue.sinks.spark_state import readable
+from lakequeue.sinks.spark_state import check_place, readable
 from lakequeue.streaming.application import SparkApplication
 from lakequeue.streaming.jars import java_executable
 from lakequeue.streaming.loop.worker_process import BELOW
@@ -119,6 +120,23 @@ def test_a_path_that_spark_would_encode_twice_is_read_through_a_link(
     assert (place != str(tmp_path / name), Path(place).resolve()) == (is_linked, tmp_path / name)
     assert place == readable(tmp_path / name), "one link for all checks"
     assert readable(folder("s3a://lake/a b")) == "s3a://lake/a b"
+
+
+@pytest.mark.parametrize(
+    ("place", "is_local", "is_refused"),
+    [
+        ("/homes/a b", True, False), ("/homes/a-ü", False, False), ("/homes/a b", False, True),
+        ("/homes/#1", False, True), ("s3a://lake/a", False, False), ("s3a://lake/a b", True, True),
+    ],
+)  # fmt: skip
+def test_checkpoints_that_executors_elsewhere_could_not_read_are_refused(
+    place: str, is_local: bool, is_refused: bool
+) -> None:
+    """They do not see the link. There was no history, and brokers could not be changed."""
+    with pytest.raises(LakequeueError) if is_refused else nullcontext() as error:
+        check_place(folder(place), is_local)
+    if is_refused:
+        assert f"checkpoints: {place!r} – allowed on a cluster" in str(error.value)
 
 
 def test_a_line_without_a_value(tmp_path: Path) -> None:

@@ -23,9 +23,11 @@ import pytest
 from client.threaded import wait_for
 from lakequeue.protocol import ConfigError, NotConnected
 from lakequeue.protocol.errors import LakequeueError
+from lakequeue.sinks.delta_tables import in_sql
 from lakequeue.sinks.metrics import Metrics
 from lakequeue.sinks.queue_figures import Look
 from lakequeue.sinks.table_damage import damage, look_at_tables, mend
+from lakequeue.sinks.table_writer import _FilesTable
 from lakequeue.sinks.upkeep import Rules
 from lakequeue.streaming.broker_query import BrokerQuery
 from lakequeue.streaming.engine_settings import EngineSettings, engine_conf
@@ -44,6 +46,15 @@ from lakequeue.streaming.tables.table_repair import TablesLock, repair
 from lakequeue.streaming.tables.tables_watch import PAUSE_S_MAX, TablesMarks, TablesWatch
 
 VERSIONS = 6
+
+
+def test_a_path_is_neither_a_pattern_nor_the_end_of_a_name() -> None:
+    """To Spark, which reads brackets as a pattern, and a backquote as the end of a table's name."""
+    assert in_sql("/a`b/messages") == "delta.`/a``b/messages`"
+    table = Mock(_place="/homes/{a}[b]*?\\")
+    _FilesTable.insert(table, [{"path": "date=2026-11-26/x.parquet"}])
+    (read,) = table._spark.read.option.return_value.parquet.call_args.args
+    assert read == r"/homes/\{a\}\[b\]\*\?\\/date=2026-11-26/x.parquet"
 
 
 def offsets(table: Path) -> list[int]:
