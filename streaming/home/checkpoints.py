@@ -34,6 +34,7 @@ log = logging.getLogger("lakequeue.engine")
 METADATA = "metadata"
 _STATE_FILE = re.compile(r"(\d+)\.(changelog|zip)")
 _CHANGES, _WHOLE = "changelog", "zip"
+_BLOCK, _BLOCK_HEAD = b"LZ4Block", 21  # its mark; with its kind (1 byte), sizes (8), checksum
 
 
 def set_back(checkpoint: Path, number: str = "") -> str:
@@ -139,9 +140,20 @@ def _damage_of_parts(store: Path, base: int, version: int) -> tuple[Path, str] |
             return file, why
     for n in range(base + 1, version + 1):
         file = store / f"{n}.{_CHANGES}"
-        if why := damage_of(file):
+        if why := damage_of(file) or _damage_of_end(file):
             return file, why
     return None
+
+
+def _damage_of_end(file: Path) -> str:
+    """Whether Spark's default compression lacks its last block, which is empty. A power loss may
+    also take a file's checksums."""
+    with file.open("rb") as data:
+        is_default = data.read(len(_BLOCK)) == _BLOCK
+        data.seek(max(0, file.stat().st_size - _BLOCK_HEAD))
+        end = data.read()
+    ends = end.startswith(_BLOCK) and len(end) == _BLOCK_HEAD and not any(end[9:17])
+    return DAMAGED if is_default and not ends else ""
 
 
 def _damage_of_whole(store: Path, file: Path) -> str:
