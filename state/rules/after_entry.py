@@ -21,7 +21,6 @@ from ..queue.broker import Broker
 from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..storage.id_ranges import IdRange
 from ..storage.row import MOVING, Row, by_arrival
 
 WHY = "acknowledged early"
@@ -73,14 +72,12 @@ def _take_early_ack(broker: Broker, queue: Queue, number: int) -> bool:
     found = queue.early.find(number)
     if found is None:
         return False
-    rest = [
-        IdRange(found.first, number - 1, found.until), IdRange(number + 1, found.last, found.until)
-    ]  # fmt: skip
-    rest = [one for one in rest if one.first <= one.last]
+    parts = found._replace(last=number - 1), found._replace(first=number + 1)
+    rest = [one for one in parts if one.first <= one.last]
     if len(queue.early) - 1 + len(rest) > broker.limits.early_acks:
         _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
         del rest[0]
-    queue.early.exchange([found], rest)
+    queue.early.replace(found, rest)
     return found.until > broker.now
 
 
@@ -88,9 +85,8 @@ def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
     """Drop early acks whose time is over, as many as the budget allows."""
     if queue.early.next_end() > now:
         return
-    over = queue.early.remove_over(now, budget.rows)
+    budget.take(queue.early.remove_over(now, budget.rows))
     queue.dirty = True
-    budget.take(len(over))
 
 
 # ---------------------------------------------------------------- last value

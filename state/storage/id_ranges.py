@@ -1,23 +1,21 @@
 """Ranges of ids, each with an end time: finds the range of an id, and the ranges that are over
 (L9).
 
-The ranges do not overlap. There are at most `Limits.early_acks`, so all are in memory: a sorted
-list, and a calendar of the ends.
+The ranges are ascending and do not overlap. There are at most `Limits.early_acks`, so all are in
+memory, in one list.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
-from .calendar import Calendar
 from .row import NEVER
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class IdRange:
+class IdRange(NamedTuple):
     """The ids from first to last. until: epoch ms."""
 
     first: int
@@ -25,64 +23,53 @@ class IdRange:
     until: int
 
 
-_first, _last = attrgetter("first"), attrgetter("last")
+_first, _last, _until = attrgetter("first"), attrgetter("last"), attrgetter("until")
 
 
 class IdRanges:
-    """The ranges of one owner, ascending."""
+    """The ranges of one owner."""
 
-    __slots__ = ("_ends", "ranges")
+    __slots__ = ("_next_end", "ranges")
 
     def __init__(self, state: Iterable[list[int]] = ()) -> None:
         self.ranges = [IdRange(*one) for one in state]
-        self._ends = Calendar[IdRange](self._end_of)
-        for one in self.ranges:
-            self._ends.watch(one, one.until)
+        self._next_end: int | None = None  # None: must be found again
 
     def __len__(self) -> int:
         return len(self.ranges)
 
     def state(self) -> list[list[int]]:
-        """Every range as ``[first, last, until]``, ascending."""
-        return [[one.first, one.last, one.until] for one in self.ranges]
-
-    # ------------------------------------------------------------ changes
+        """Every range as ``[first, last, until]``."""
+        return [list(one) for one in self.ranges]
 
     def put(self, first: int, last: int, until: int, most: int) -> bool:
         """Insert a range, which replaces earlier entries for its ids. It is joined with the range
         right before it if both have the same end. Changes nothing and returns False if there would
         be more than ``most`` ranges."""
-        met = self.overlapping(max(first - 1, 0), last)
-        beside = met.pop(0) if met and met[0].last < first else None
+        ranges = self.ranges
+        begin = bisect_left(ranges, first, key=_last)
+        end = bisect_right(ranges, last, key=_first)
+        met = ranges[begin:end]
         new = [IdRange(first, last, until)]
         if met and met[0].first < first:
-            new.insert(0, IdRange(met[0].first, first - 1, met[0].until))
-        elif beside is not None and beside.until == until:
-            met.insert(0, beside)
-            new[0] = IdRange(beside.first, last, until)
+            new.insert(0, met[0]._replace(last=first - 1))
+        elif begin and ranges[begin - 1][1:] == (first - 1, until):
+            begin -= 1
+            new[0] = IdRange(ranges[begin].first, last, until)
         if met and met[-1].last > last:
-            new.append(IdRange(last + 1, met[-1].last, met[-1].until))
-        if len(self) - len(met) + len(new) > most:
+            new.append(met[-1]._replace(first=last + 1))
+        if len(ranges) - (end - begin) + len(new) > most:
             return False
-        self.exchange(met, new)
+        ranges[begin:end] = new
+        self._next_end = None
         return True
 
-    def exchange(self, old: Iterable[IdRange], new: Iterable[IdRange]) -> None:
-        """Remove ranges, and insert others, which must not overlap any."""
-        ranges = self.ranges
-        for one in old:
-            at = bisect_left(ranges, one.first, key=_first)
-            assert ranges[at : at + 1] == [one], f"{one} is not there"
-            del ranges[at]
-            self._ends.forget(one)
-        for one in new:
-            at = bisect_left(ranges, one.first, key=_first)
-            assert not at or ranges[at - 1].last < one.first, f"{one} overlaps {ranges[at - 1]}"
-            assert at == len(ranges) or one.last < ranges[at].first, f"{one} overlaps {ranges[at]}"
-            ranges.insert(at, one)
-            self._ends.watch(one, one.until)
-
-    # ------------------------------------------------------------ looking
+    def replace(self, old: IdRange, new: list[IdRange]) -> None:
+        """Replace a range by parts of it."""
+        at = bisect_left(self.ranges, old.first, key=_first)
+        assert self.ranges[at : at + 1] == [old], f"{old} is not there"
+        self.ranges[at : at + 1] = new
+        self._next_end = None
 
     def find(self, number: int) -> IdRange | None:
         """The range of an id, or None."""
@@ -91,21 +78,17 @@ class IdRanges:
             return None
         return self.ranges[at - 1]
 
-    def overlapping(self, first: int, last: int) -> list[IdRange]:
-        """The ranges that overlap this one, ascending."""
-        begin = bisect_left(self.ranges, first, key=_last)
-        end = bisect_right(self.ranges, last, key=_first)
-        return self.ranges[begin:end]
-
     def next_end(self) -> int:
         """The earliest end, or NEVER."""
-        return self._ends.next()
+        if self._next_end is None:
+            self._next_end = min(map(_until, self.ranges), default=NEVER)
+        return self._next_end
 
-    def remove_over(self, now: int, most: int) -> list[IdRange]:
-        """Remove up to ``most`` ranges whose time is over, the earliest end first; returns them."""
-        over = self._ends.take(now, most)
-        self.exchange(over, [])
-        return over
-
-    def _end_of(self, one: IdRange) -> int:
-        return one.until if self.find(one.first) == one else NEVER
+    def remove_over(self, now: int, most: int) -> int:
+        """Remove up to ``most`` ranges whose time is over, the earliest end first; returns how
+        many."""
+        over = sorted([one for one in self.ranges if one.until <= now], key=_until)[:most]
+        gone = set(over)
+        self.ranges = [one for one in self.ranges if one not in gone]
+        self._next_end = None
+        return len(over)
