@@ -13,7 +13,7 @@ import msgspec
 
 from .blocks import Name, block_key
 from .calendar import Calendar
-from .id_set import flip
+from .id_set import bits_of
 from .row import NEVER
 from .store import Store
 
@@ -118,10 +118,11 @@ class BlockTable:
         info = self.infos.get(number)
         if info is None:
             return
-        dead = info.dead
         indexes.sort()
-        dead.extend(bytes(max((indexes[-1] >> 3) + 1 - len(dead), 0)))
-        flip(dead, indexes, present=False)
+        before, more = int.from_bytes(info.dead, "little"), bits_of(indexes)
+        assert not before & more, f"block {number}: a content is dead already"
+        size = max(len(info.dead), (indexes[-1] >> 3) + 1)
+        info.dead = bytearray((before | more).to_bytes(size, "little"))
         info.own -= len(indexes)
         self._touch(number)
         where = info
