@@ -23,7 +23,6 @@ from ..limits import PASSED_OVER, Budget, Limits
 from ..storage.id_ranges import IdRanges
 from ..storage.row import (
     DELAYED,
-    GONE,
     IN_MEMORY,
     LOWEST,
     MOVING,
@@ -56,7 +55,7 @@ class Queue:
 
     __slots__ = (
         "_hidden", "_put", "ages", "ages_end", "cold", "consumers", "deadlines", "dirty",
-        "dropped", "early", "fresh", "header", "later", "leases", "limits", "live", "number",
+        "dropped", "early", "header", "later", "leases", "limits", "live", "number",
         "plain_match", "program", "program_of", "ready", "spool", "store", "wanted",
     )  # fmt: skip
 
@@ -76,7 +75,6 @@ class Queue:
         # "header", "consumers" and "live" while a mark has yet to write the queue. Any change
         # accesses one.
         self._hidden: dict[str, Any] = {}
-        self.fresh: list[Row] = []  # rows since the last mark; contents of others are in blocks
         self._put: Put = store.put
         self.header, self.number = header, header.number
         self.wanted = header.again  # a message may be deliverable since something changed
@@ -228,9 +226,6 @@ class Queue:
 
     def enter(self, rows: list[Row]) -> None:
         """Add new rows, with contents in memory."""
-        self.fresh += rows
-        if len(self.fresh) > len(self.live) + 2 * self.limits.segment_rows:
-            self.fresh = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
         if self.cold.rows and self._come_last(rows):
             self.cold.extend(rows)
         else:
@@ -429,11 +424,11 @@ class Queue:
     # ------------------------------------------------------------ pages
 
     def write_contents(self) -> int:
-        """Write the contents of new rows to blocks; returns how many."""
-        rows = [row for row in self.fresh if row.block == IN_MEMORY and row.state != GONE]
-        self.fresh = []
-        self.spool.write_to_blocks([row for row in rows if row.id in self.live], live=True)
-        self.spool.write_to_blocks(rows)  # those of the cold ones are not read soon
+        """Write the contents that are in memory to blocks; returns how many those of live rows
+        are."""
+        rows = [row for row in self.live.values() if row.block == IN_MEMORY]
+        self.spool.write_to_blocks(rows, live=True)
+        self.cold.write()
         self.dirty = True
         return len(rows)
 

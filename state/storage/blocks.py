@@ -11,8 +11,6 @@ from collections import OrderedDict
 from itertools import accumulate, chain, pairwise
 from struct import pack, unpack_from
 
-import msgspec
-
 from ..limits import Limits
 from .row import NO_KEY, Row
 from .store import Store
@@ -32,25 +30,13 @@ def length_of(content: Content) -> int:
     return len(payload) + len(key or b"") + len(headers or b"")
 
 
-class ContentLocation(msgspec.Struct, array_like=True):
-    """Where the content of a shared message is. waiting: how many of its rows do not have the
-    location yet."""
-
-    block: int
-    index: int
-    length: int
-    key_length: int
-    header_length: int
-    waiting: int
-
-
 def joined(content: Content) -> bytes:
     """A content as a block has it."""
     payload, key, headers = content
     return payload if key is None and headers is None else payload + (key or b"") + (headers or b"")
 
 
-def parted(data: bytes, at: Row | ContentLocation) -> Content | None:
+def parted(data: bytes, at: Row) -> Content | None:
     """A content from its bytes in a block; None if some of them are missing."""
     if at.key_length == NO_KEY and not at.header_length:  # most often
         return (data, None, None) if len(data) == at.length else None
@@ -85,7 +71,7 @@ class Block:
     def __init__(self, contents: list[bytes], moved: dict[Name, int]) -> None:
         self.contents, self.moved = contents, moved
 
-    def content(self, index: int, at: Row | ContentLocation) -> Content | None:
+    def content(self, index: int, at: Row) -> Content | None:
         """The content at an index; None if it is lost."""
         return parted(self.contents[index] if 0 <= index < len(self.contents) else b"", at)
 
@@ -134,7 +120,7 @@ class ReadBlock:
         """All contents. One with missing bytes is lost: it is shorter, or empty."""
         return [self._page[start:end] for start, end in pairwise(self._bounds)]
 
-    def content(self, index: int, at: Row | ContentLocation) -> Content | None:
+    def content(self, index: int, at: Row) -> Content | None:
         """The content at an index; None if it is lost."""
         page, bounds = self._page, self._bounds
         if not 0 <= index < len(bounds) - 1:

@@ -1,8 +1,8 @@
 """The spool: the content of each message, stored once for all its queues (S1, S2, S8, S12).
 
-A content stays in memory, by message id, until its row is spilled or a mark is made. Then
-`write_to_blocks` appends it to the open block, and the row gets its location. A shared message is
-written once; its other rows get the location later (`ContentLocation`).
+A content stays in memory, by message id, until a row of it is spilled or a mark is made. Then
+`write_to_blocks` appends it to the open block, and the row gets its location. The other rows of a
+shared message copy the location from that row, at the latest at the mark.
 
 Decisions depend only on facts that a loaded mark restores (counts, blocks, what is stored), never
 on what is cached (contents that are also in blocks, blocks that were read).
@@ -11,6 +11,7 @@ on what is cached (contents that are also in blocks, blocks that were read).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,6 @@ from .blocks import (
     Block,
     BlockCache,
     Content,
-    ContentLocation,
     ReadBlock,
     block_key,
     joined,
@@ -30,10 +30,8 @@ from .blocks import (
 )  # fmt: skip
 from .match_counts import PAGE_BITS, MatchCounts
 from .ranges import Ranges
-from .row import IN_MEMORY, NO_KEY, Row
+from .row import NO_KEY, Row
 from .store import Store
-
-Located = tuple[Content, Row | ContentLocation]  # the second gets the first one's location
 
 OVERHEAD = 1_000  # bytes of memory that a message takes besides its content: its row
 SMALL = 4  # a mark closes the open block if it is more than a quarter full
@@ -54,7 +52,7 @@ class SpoolState(msgspec.Struct, array_like=True):
     open_block: int = 0
     blocks: list[int] = []  # pages of `BlockTable`
     matches: Ranges = []  # of `MatchCounts`
-    locations: list[tuple[int, ContentLocation]] = []
+    locations: list[Any] = []  # unused
 
 
 class Spool:
@@ -69,9 +67,9 @@ class Spool:
         self.vpn_bytes: dict[int, int] = dict(state.vpn_bytes)
         self._contents: dict[int, Content] = {}
         self._unwritten_bytes = 0  # of contents that are in no block
-        self._kept = 0  # contents that are in a block too, for rows without their location
         self._matches = MatchCounts(store, state.matches)
-        self._locations: dict[int, ContentLocation] = dict(state.locations)
+        # Of each shared message written since the last mark: a row with the location.
+        self._located: dict[int, Row] = {}
         self._table = BlockTable(store, state.open_block, state.blocks)
         self._cache = BlockCache(store, limits)
         self._next_block = state.next_block
@@ -136,25 +134,16 @@ class Spool:
     def add_match(self, row: Row) -> None:
         """Count one more queue for a message. The new row must be a copy of this one."""
         self._matches.set(row.stored, self._matches.get(row.stored) + 1)
-        if row.block == IN_MEMORY:
-            location = self._locations.get(row.stored)
-            if location is not None:
-                location.waiting += 1
 
     def release(self, rows: Sequence[Row], vpn: int) -> None:
         """Remove a queue's matches. A message without matches is removed, too (S2)."""
-        contents, pages = self._contents, self._matches.pages
+        contents, located, pages = self._contents, self._located, self._matches.pages
         messages = size = unplaced = 0
         # Neighbours in a queue are mostly in one block, so they are released together.
         indexes: list[int] = []
         block = length = 0
         for row in rows:
             number = row.stored
-            at: Row | ContentLocation | None = row if row.block else None
-            if at is None and self._locations:
-                at = self._locations.get(number)
-                if at is not None:
-                    self._learn(number, at)
             if pages and number >> PAGE_BITS in pages:
                 count = self._matches.get(number)
                 if count > 1:
@@ -162,7 +151,8 @@ class Spool:
                     continue
             messages += 1
             size += row.size
-            if at is not None:
+            at = located.pop(number, row) if located else row
+            if at.block:
                 if at.block != block:
                     if indexes:
                         self._release_from(block, indexes, length)
@@ -183,13 +173,6 @@ class Spool:
         self.bytes -= size
         self.vpn_bytes[vpn] -= size
         self._unwritten_bytes -= unplaced
-
-    def _learn(self, number: int, location: ContentLocation) -> None:
-        """Note that one of a shared message's rows has got its location."""
-        location.waiting -= 1
-        if not location.waiting:
-            del self._locations[number]
-            self._kept -= self._contents.pop(number, None) is not None
 
     def _release_from(self, block: int, indexes: list[int], length: int) -> None:
         """Release contents named by one block. length: their bytes together."""
@@ -219,14 +202,13 @@ class Spool:
         block = home = 0  # home: the block that has the contents named by `block`
         stored: Block | ReadBlock | None = None  # that one
         for row in rows:
-            at: Row | ContentLocation = row
+            at = row
             if not row.block:
                 content = self._contents.get(row.stored)
-                location = self._locations.get(row.stored) if content is None else None
-                if location is None:
-                    found.append(content)
+                at = row if content is not None else self._located.get(row.stored, row)
+                if not at.block:
+                    found.append(content)  # None: it is lost
                     continue
-                at = location
             if at.block != block:
                 block = at.block
                 home = self._table.home_of(block)
@@ -243,37 +225,21 @@ class Spool:
     def write_to_blocks(self, rows: Sequence[Row], live: bool = False) -> None:
         """Append the contents of rows to blocks, and set the rows' locations. live: the rows stay
         live, so their contents are read soon."""
-        contents, locations, counts = self._contents, self._locations, self._matches
-        rows = [row for row in rows if not row.block]
-        if not locations and not counts.pages:  # most often: no message is shared
-            given = [(contents.pop(row.stored, None), row) for row in rows]
-            self._append([(one, row) for one, row in given if one is not None], live)  # None: lost
-            return
-        found: list[Located] = []
-        told: list[Row] = []  # rows of shared messages
-        for row in rows:
-            if row.stored not in locations:
-                content = contents.get(row.stored)
-                if content is None:
-                    continue  # lost
-                count = counts.get(row.stored)
-                if count == 1:
-                    del contents[row.stored]
-                    found.append((content, row))
-                    continue
-                location = locations[row.stored] = ContentLocation(0, 0, 0, NO_KEY, 0, count)
-                self._kept += 1
-                found.append((content, location))
-            told.append(row)
+        contents, located, counts = self._contents, self._located, self._matches
+        given = [(contents.pop(row.stored, None), row) for row in rows if not row.block]
+        found = [(content, row) for content, row in given if content is not None]
+        if counts.pages:
+            shared = [row for _, row in found if counts.get(row.stored) > 1]
+            located.update((row.stored, row) for row in shared)
         self._append(found, live)
-        for row in told:
-            at = locations[row.stored]
-            row.block, row.index, row.length = at.block, at.index, at.length
-            row.key_length, row.header_length = at.key_length, at.header_length
-            self._learn(row.stored, at)
+        for content, row in given if located else ():
+            at = located.get(row.stored) if content is None else None
+            if at is not None:  # else it is lost
+                row.block, row.index, row.length = at.block, at.index, at.length
+                row.key_length, row.header_length = at.key_length, at.header_length
 
-    def _append(self, found: list[Located], soon: bool) -> None:
-        """Append contents to the open block, and to new ones once it is full, and set their
+    def _append(self, found: list[tuple[Content, Row]], soon: bool) -> None:
+        """Append contents to the open block, and to new ones once it is full, and set their rows'
         locations. soon: they are read soon."""
         table, most = self._table, self._limits.block_bytes
         start = 0
@@ -325,14 +291,8 @@ class Spool:
     # ------------------------------------------------------------ marks
 
     def mark(self) -> None:
-        """Write all contents that are in no block yet, and write the open block."""
-        found: list[Located] = []
-        for number in [n for n in self._contents if n not in self._locations]:
-            location = ContentLocation(0, 0, 0, NO_KEY, 0, self._matches.get(number))
-            self._locations[number] = location
-            found.append((self._contents[number], location))
-        self._kept += len(found)
-        self._append(found, soon=True)
+        """Write the open block. Before, `write_to_blocks` got all rows with contents in memory."""
+        self._located.clear()
         info = self._table.infos.get(self._table.open)
         if info is not None and SMALL * info.bytes >= self._limits.block_bytes:
             self._close()
@@ -345,7 +305,6 @@ class Spool:
             self.next_counter, self.messages, self.bytes,
             sorted((vpn, size) for vpn, size in self.vpn_bytes.items() if size),
             self._next_block, self._table.open, self._table.state(), self._matches.state(),
-            sorted(self._locations.items()),
         )  # fmt: skip
 
     # ------------------------------------------------------------ room (S8)
@@ -365,7 +324,7 @@ class Spool:
     def memory_used(self) -> int:
         """Bytes of memory for contents that are in no block. Above `Limits.memory_bytes` the broker
         writes rows to blocks."""
-        return self._unwritten_bytes + OVERHEAD * (len(self._contents) - self._kept)
+        return self._unwritten_bytes + OVERHEAD * len(self._contents)
 
     # ------------------------------------------------------------ compaction
 

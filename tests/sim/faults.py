@@ -279,7 +279,7 @@ def judge_rest(site: Site) -> None:
     assert site.worker is not None
     broker = site.worker.driver._replica.broker
     spool, mesh = broker.spool, broker.mesh
-    kept = {"contents": spool._contents, "locations": spool._locations}
+    kept = {"contents": spool._contents, "locations": spool._located}
     kept |= {name: getattr(broker.header, name) for name in ("pending", "waiting", "merging")}
     for queue in broker.queues.values():
         ending = [one.id for one in queue.header.subscriptions if one.ending]

@@ -100,8 +100,7 @@ class Walk:
         self.spool.compact(self.random.random() < 0.5)
 
     def mark(self) -> bytes:
-        if self.random.random() < 0.7:
-            self.spool.write_to_blocks(self.rows, live=True)
+        self.spool.write_to_blocks(self.rows, live=self.random.random() < 0.7)
         self.spool.mark()
         assert not self.spool.memory_used()
         return encode(self.spool.state())
