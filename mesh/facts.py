@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from ..definitions import QueueDefinition
-from ..protocol.mesh_messages import NO_ROWS, HandOver, encode_body
 from ..state.queue.broker import Broker
 from ..state.storage.row import NEVER
 from ..state.storage.store import Store
@@ -155,19 +154,7 @@ def load_facts(store: Store) -> MeshFacts:
         facts.entries = _entries.decode(entries)
     if credits is not None:
         facts.credits = _credits.decode(credits)
-    for peer in facts.peers.values():
-        peer.unconfirmed = [_of_this_version(facts, sent) for sent in peer.unconfirmed]
     return facts
-
-
-def _of_this_version(facts: MeshFacts, sent: Sent) -> Sent:
-    """In earlier checkouts messages of moving queues had a kind of their own. A broker that reads
-    one is told it again, as its sender knows it after its own load."""
-    if sent.kind != "carry":
-        return sent
-    vpn, queue, _, _, _, whole = msgspec.msgpack.decode(sent.body)
-    again = HandOver(vpn, queue, False, 0, None, NO_ROWS, [], born_of(facts, vpn, queue), whole)
-    return Sent(sent.number, again.kind, encode_body(again), sent.ids)
 
 
 def mark_facts(store: Store, facts: MeshFacts) -> None:

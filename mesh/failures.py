@@ -87,7 +87,7 @@ def keep(broker: Broker, facts: MeshFacts, heard: HeardMessage, why: str) -> Non
     if record not in records:
         records.append(record)
     if isinstance(message, Answer | Room | HandOver | HasMoved):
-        moves.tell_delay(broker, facts, message, why)
+        moves.tell_kept(broker, facts, message, why)
 
 
 def must_wait(facts: MeshFacts, message: MeshMessage) -> bool:

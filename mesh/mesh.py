@@ -185,11 +185,13 @@ class Mesh(Routes):
         if kind is not None and kind[1] == topics.BRIDGE_IN:
             vpn = kind[0]
         elif not is_copied:
-            event, again = "mesh_refused", (channel.CHANNEL, self._sender(value, own), 0)
+            event = "mesh_refused"
+            if failed:
+                again = channel.CHANNEL, self._sender(value, own), 0
         broker.at = again if failed else position
         try:
             if event == "mesh_refused":
-                heard = self._read(vpn, value, own)
+                heard = self._read(value, own)
             elif again in self._skipped:
                 raise ValueError(f"it failed: {failed}")
             elif is_copied:
@@ -218,11 +220,9 @@ class Mesh(Routes):
             return own.sender
         return channel.sender_of(value) if own is None else self._broker.header.number
 
-    def _read(
-        self, vpn: str, value: bytes | None, own: Sent | HeardMessage | None
-    ) -> HeardMessage | None:  # fmt: skip
+    def _read(self, value: bytes | None, own: Sent | HeardMessage | None) -> HeardMessage | None:
         if own is None:
-            return channel.hear(self._broker, self.facts, vpn, value)
+            return channel.hear(self._broker, self.facts, self._vpn, value)
         if isinstance(own, HeardMessage):
             return own
         number = self._broker.header.number
@@ -254,6 +254,7 @@ class Mesh(Routes):
         if self.bridges.links:
             forward_all(self._broker, self.bridges, self._say_over)
         if self.facts.peers:
+            moves.tell_faulted(self._broker, self.facts)
             channel.repeat_all(self._broker, self.facts, self._repeat)
             if self.facts.left_out:
                 failures.send_left_out(self._broker, self.facts)

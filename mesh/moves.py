@@ -177,21 +177,34 @@ def failed(broker: Broker, facts: MeshFacts, vpn: str, name: str, move: int) -> 
         _end_move(broker, facts, vpn, name, entry, why)
 
 
-def tell_delay(
+def tell_kept(
     broker: Broker, facts: MeshFacts, message: Answer | Room | HandOver | HasMoved, why: str
 ) -> None:
-    """If a kept record delays the end of a move, tell the move's caller, through the keeper."""
-    vpn, name = message.vpn, message.queue
-    key, entry = key_of(vpn, name), entry_of(facts, vpn, name)
+    """If a kept record delays the end of a move, tell the move's caller."""
+    key = key_of(message.vpn, message.queue)
     if isinstance(message, HasMoved):
         delays = key in facts.moves and not message.is_late
     else:
         delays = key in facts.leaving or key in facts.arriving
-    if delays and entry is not None:
-        text = (
-            f"queue {name!r}: its move ends after the engine's next start; at broker "
-            f"{broker.header.name!r} {why}"
-        )
+    if delays:
+        _tell_late(broker, facts, message.vpn, message.queue, "the engine's next start", why)
+
+
+def tell_faulted(broker: Broker, facts: MeshFacts) -> None:
+    """At the end of a step, tell the callers of moves whose queues have failed here."""
+    for queue in broker.in_order() if facts.leaving else ():
+        vpn, name, why = queue.definition.vpn, queue.definition.name, queue.header.faulted
+        if why and key_of(vpn, name) in facts.leaving:
+            _tell_late(broker, facts, vpn, name, "the queue's next definition", f"failed: {why}")
+
+
+def _tell_late(
+    broker: Broker, facts: MeshFacts, vpn: str, name: str, after: str, why: str
+) -> None:  # fmt: skip
+    """Tell the caller of a move through the keeper why it ends late, and after what."""
+    entry = entry_of(facts, vpn, name)
+    if entry is not None:
+        text = f"queue {name!r}: its move ends after {after}; broker {broker.header.name!r}: {why}"
         _report(broker, facts, HasMoved(vpn, name, entry.move, text, is_late=True))
 
 

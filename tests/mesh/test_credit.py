@@ -11,6 +11,7 @@ from lakequeue.mesh import credit, handover
 from lakequeue.mesh.facts import CREDITS, DIRECTORY, PAGE, Credits, MeshFacts
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.mesh_messages import HandOver
+from mesh.bugs import Bug
 from rules.harness import drain
 from rules.mesh import (
     BROKERS,
@@ -238,21 +239,14 @@ def test_Q2_each_host_of_a_queue_reports_a_topic_subscription() -> None:
 # ---------------------------------------------------------------- failures
 
 
-def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_H4_a_failure_at_one_broker_leaves_the_others_alone(bug: Bug) -> None:
     """Messages that b could not store go to the dead message queue, with the reason; its consumers
     get the next messages."""
     mesh = Mesh(shared(dead_message_queue="dead"), local("dead", "a"))
-    take_in, failed = handover.take_in, []
-
-    def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool, *more: Any) -> None:
-        if broker.header.name == "b" and not waiting and int(content[0]) < 3:
-            failed.append(content)
-            raise RuntimeError("a bug")
-        take_in(broker, queue, row, content, waiting, *more)
-
-    monkeypatch.setattr(handover, "take_in", fails)
+    bug.plant(
+        handover, "take_in", "b",
+        lambda queue, row, content, waiting: not waiting and int(content[0]) < 3,
+    )  # fmt: skip
     consumers = [mesh.consumer("b", 3)]
     for n in range(12):
         if n == 3:
@@ -266,7 +260,7 @@ def test_H4_a_failure_at_one_broker_leaves_the_others_alone(
     dead = mesh.take("dead")
     assert sorted(numbers(got + dead)) == list(range(12))
     assert {m.headers["lq-dead-reason"] for m in dead} <= {"malformed"}
-    assert 1 <= len(failed) <= 30
+    assert 1 <= bug.failures <= 30
     assert mesh.depths() == [0, 0, 0]
 
 

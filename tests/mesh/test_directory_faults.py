@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 from lakequeue.mesh import directory
+from lakequeue.mesh.facts import MeshFacts
 from lakequeue.protocol import LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.state import Limits
 from lakequeue.state.commands import topic_subscriptions
+from mesh.bugs import Bug
 from rules.mesh import BROKERS, Mesh, local, numbers, shared
 
 FEW = Limits(queues=3)
@@ -99,22 +101,14 @@ BAD = {"max_message_size": 7_777}
 
 
 @pytest.fixture
-def _fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bug: only the keeper can apply this definition, and this topic."""
-    carry_out, change_topic = directory.carry_out, directory.change_topic
+def _fails(bug: Bug) -> None:
+    """Only the keeper can apply this definition, and this topic."""
 
-    def entry(broker: Any, facts: Any, bridges: Any, vpn: str, name: str) -> None:
-        carry_out(broker, facts, bridges, vpn, name)
-        if facts.entries[vpn][name].definition.max_message_size == 7_777:
-            raise RuntimeError("a bug")
+    def is_bad(facts: MeshFacts, bridges: Any, vpn: str, name: str) -> bool:
+        return facts.entries[vpn][name].definition.max_message_size == 7_777
 
-    def topic(broker: Any, message: Any) -> None:
-        change_topic(broker, message)
-        if message.topic == "t/bad":
-            raise RuntimeError("a bug")
-
-    monkeypatch.setattr(directory, "carry_out", entry)
-    monkeypatch.setattr(directory, "change_topic", topic)
+    bug.plant(directory, "carry_out", "bc", is_bad)
+    bug.plant(directory, "change_topic", "bc", lambda message: message.topic == "t/bad")
 
 
 @pytest.mark.usefixtures("_fails")

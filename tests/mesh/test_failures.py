@@ -17,53 +17,11 @@ from lakequeue.protocol import LakequeueError, Rejected
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.home_bridges import decode_send, encode
 from lakequeue.state.queue.queue import Queue
+from mesh.bugs import Bug
 from rules.mesh import BROKERS, Mesh, Network, local, numbers, shared, take
 from rules.two_homes import Two, Vpns
 
 NAMES = "one", "two", "three"
-BEGIN = c.encode_command(c.Begin(epoch=0))
-
-
-class Bug:
-    """Functions that do their work and then fail, so a step that failed must leave no trace."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.is_mended = False
-
-    def plant(
-        self, owner: Any, name: str, at: str, when: Callable[..., bool] = lambda *_, **__: True
-    ) -> None:  # fmt: skip
-        """at: the broker at which it fails; when: with which arguments."""
-        original = getattr(owner, name)
-
-        def failing(own: Any, *rest: Any, **keys: Any) -> Any:
-            broker = own._broker if isinstance(own, Keeper | mesh.Mesh) else own
-            found = original(own, *rest, **keys)
-            if not self.is_mended and at == broker.header.name and when(*rest, **keys):
-                raise RuntimeError("a bug")
-            return found
-
-        self._monkeypatch.setattr(owner, name, failing)
-
-    def plant_from_now(self, home: Mesh, *given: Any) -> None:
-        """Plant a function that has not failed in earlier steps, which are not replayed."""
-        for broker in home.engine.brokers:
-            broker._mark()
-        self.plant(*given)
-
-    def begin(self, home: Any, is_mended: bool = True) -> None:
-        """The engine begins again."""
-        self.is_mended = is_mended
-        engine = home.engines["west"] if isinstance(home, Two) else home.engine
-        for broker in engine.brokers:
-            engine.instruct("default", BEGIN, broker.home.name)
-        home.advance("3s")
-
-
-@pytest.fixture
-def bug(monkeypatch: pytest.MonkeyPatch) -> Bug:
-    return Bug(monkeypatch)
 
 
 def check_nothing_is_kept(home: Mesh) -> None:
@@ -87,7 +45,7 @@ def test_M5_a_move_whose_end_fails_ends_later_and_its_caller_is_told(
     home.advance("1m")
     bug.begin(home, is_mended=False)
     assert [one["error"] for one in told] == [
-        f"queue 'q': its move ends after the engine's next start; at broker {at!r} it failed: "
+        f"queue 'q': its move ends after the engine's next start; broker {at!r}: it failed: "
         "RuntimeError: a bug"
     ]
     bug.begin(home)
@@ -96,6 +54,22 @@ def test_M5_a_move_whose_end_fails_ends_later_and_its_caller_is_told(
     assert sorted(home.ids("q")) == sorted(sent)
     home.check_nothing_moves()
     check_nothing_is_kept(home)
+
+
+def test_M5_the_caller_of_a_move_is_told_that_the_queue_failed_on_the_way(bug: Bug) -> None:
+    home = Mesh(local("q", "b"))
+    sent = [home.send("a", "q", n) for n in range(3)]
+    bug.plant(moves, "_hand_over_queue", "b")
+    told = home.move("q", "c")
+    home.advance("1m")
+    assert [one["error"] for one in told] == [
+        "queue 'q': its move ends after the queue's next definition; broker 'b': failed: "
+        "RuntimeError: a bug"
+    ]
+    bug.is_mended = True
+    home.admin.define({"name": "q", "max_deliveries": 9})
+    assert (len(told), home.where()["q"], home.ids("q")) == (1, "c", sent)
+    home.check_nothing_moves()
 
 
 def test_M5_a_move_whose_beginning_fails_at_the_old_host_is_refused(bug: Bug) -> None:

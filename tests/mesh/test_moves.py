@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
-import msgspec
 import pytest
 from lakequeue.mesh import directory, handover, stand_ins
 from lakequeue.mesh.facts import Entry, load_facts
 from lakequeue.protocol import ConfigError, LakequeueError
 from lakequeue.protocol import commands as c
 from lakequeue.protocol.messages import HEADER
-from lakequeue.protocol.wire import WireRecord
 from lakequeue.state import Limits
-from mesh.rehomed import Home
+from mesh.bugs import Bug
 from rules.harness import drain
 from rules.mesh import BROKERS, LOST, NEAR, Mesh, Network, local, numbers, shared, take
 
@@ -252,59 +247,46 @@ def test_S9_Q9_alerts_follow_a_queue_redefined_during_a_move(
 
 
 def test_M5_a_message_that_fails_at_the_new_host_dies_and_the_queue_moves(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, bug: Bug
 ) -> None:
     mesh = Filled(monkeypatch)
-    take_in = handover.take_in
-
-    def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
-        if int(content[0]) in (5, 7):
-            raise RuntimeError("a bug")
-        take_in(broker, queue, row, content, waiting)
-
-    monkeypatch.setattr(handover, "take_in", fails)
+    bug.plant(handover, "take_in", "c", lambda queue, row, content, _: int(content[0]) in (5, 7))
     mesh.admin.move_queue("q", "c")
     counters = mesh.whole("q")["counters"]
     assert counters["expired"] == counters["discarded"] == 2
     assert mesh.found("c") == [n for n in range(12) if n not in (5, 7)]
 
 
-def fail_to_carry_out(
-    monkeypatch: pytest.MonkeyPatch, broker: str, fails: Callable[[Entry], bool]
-) -> None:
-    """A bug: this broker cannot carry out such entries."""
-    carry_out = directory.carry_out
-
-    def failing(own: Any, facts: Any, bridges: Any, vpn: str, name: str) -> None:
-        if own.header.name == broker and fails(facts.entries[vpn][name]):
-            raise RuntimeError("a bug")
-        carry_out(own, facts, bridges, vpn, name)
-
-    monkeypatch.setattr(directory, "carry_out", failing)
+def fail_to_carry_out(bug: Bug, broker: str, fails: Callable[[Entry], bool]) -> None:
+    """This broker cannot carry out such entries."""
+    bug.plant(
+        directory, "carry_out", broker,
+        lambda facts, bridges, vpn, name: fails(facts.entries[vpn][name]),
+    )  # fmt: skip
 
 
 def test_M5_a_queue_stays_if_its_new_host_cannot_prepare_for_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, bug: Bug
 ) -> None:
     """The caller gets an answer, and the queue can move elsewhere, and there later."""
     mesh = Filled(monkeypatch)
-    with monkeypatch.context() as planted:
-        fail_to_carry_out(planted, "c", lambda entry: entry.moves_to == 2)
-        with pytest.raises(LakequeueError, match=r"^queue 'q': stays, its move failed at broker"):
-            mesh.admin.move_queue("q", "c")
-        assert mesh.where()["q"] == "b"
-        mesh.admin.move_queue("q", "a")
-        assert mesh.where()["q"] == "a"
+    fail_to_carry_out(bug, "c", lambda entry: entry.moves_to == 2)
+    with pytest.raises(LakequeueError, match=r"^queue 'q': stays, its move failed at broker"):
+        mesh.admin.move_queue("q", "c")
+    assert mesh.where()["q"] == "b"
+    mesh.admin.move_queue("q", "a")
+    assert mesh.where()["q"] == "a"
+    bug.is_mended = True
     mesh.admin.move_queue("q", "c")
     assert mesh.where()["q"] == "c"
     assert mesh.found("c") == list(range(12))
 
 
 def test_M5_a_called_back_queue_is_dropped_where_the_call_back_fails(
-    monkeypatch: pytest.MonkeyPatch, network: Network
+    monkeypatch: pytest.MonkeyPatch, network: Network, bug: Bug
 ) -> None:
     mesh = Filled(monkeypatch)
-    fail_to_carry_out(monkeypatch, "c", lambda entry: entry.definition.max_cancels == 77)
+    fail_to_carry_out(bug, "c", lambda entry: entry.definition.max_cancels == 77)
     network.lose("come", times=100)
     moved = mesh.move("q", "c")
     mesh.change("q", max_cancels=77)
@@ -316,11 +298,9 @@ def test_M5_a_called_back_queue_is_dropped_where_the_call_back_fails(
     assert mesh.found("b") == list(range(12))
 
 
-def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(bug: Bug) -> None:
     mesh = Mesh()
-    fail_to_carry_out(monkeypatch, "b", lambda entry: entry.definition.max_message_size == 77)
+    fail_to_carry_out(bug, "b", lambda entry: entry.definition.max_message_size == 77)
     mesh.admin.define(local("q", "b", max_message_size=77))
     with pytest.raises(LakequeueError, match="could not be made where it is"):
         mesh.admin.move_queue("q", "c")
@@ -328,27 +308,6 @@ def test_M5_a_queue_that_its_host_failed_to_make_does_not_move(
     mesh.send("a", "q", 5)
     mesh.admin.move_queue("q", "c")
     assert (mesh.where()["q"], numbers(mesh.admin.browse("q"))) == ("c", [5])
-
-
-@pytest.mark.parametrize("late", ["messages", "whole"])
-def test_M5_a_move_that_an_earlier_version_left_half_done_is_completed(late: str) -> None:
-    """That version sent messages of moving queues as `carry`. Its home was stopped before the new
-    host had read some of them, or the last record. It has the messages of `Filled` and one more,
-    published at broker a."""
-    file = Path(__file__).parent / "stopped_in_a_move.msgpack.gz"
-    pages, unread = msgspec.msgpack.decode(gzip.decompress(file.read_bytes()))[late]
-    mesh = Home(brokers=BROKERS, limits=FEW)
-    mesh.engine.take_home([(name, n, pages[name]) for n, name in enumerate(BROKERS)], {})
-    for name, value in unread:
-        host = mesh.engine.broker(name)
-        host.tell(WireRecord(host.mesh_topic, 0, b"b", value))
-    mesh.advance("1h")
-    assert mesh.where()["q"] == "c"
-    with mesh.engine.connect("c").consumer("q", max_backlog=50) as consumer:
-        got = take(consumer)
-    assert sorted(numbers(got)) == list(range(13))
-    assert [m.redelivered for m in got] == [n == 0 for n in numbers(got)]
-    mesh.check_nothing_moves()
 
 
 def test_M5_a_failed_queue_stays_until_it_is_redefined() -> None:

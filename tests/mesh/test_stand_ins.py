@@ -3,8 +3,6 @@ queues (M1)."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import pytest
 from lakequeue.definitions import parse_definition
@@ -17,6 +15,7 @@ from lakequeue.protocol.errors import Rejected
 from lakequeue.protocol.mesh_messages import Answer
 from lakequeue.sinks.queue_figures import Look, QueueFigures
 from lakequeue.state.storage.row import MOVING, READY
+from mesh.bugs import Bug
 from rules.mesh import BROKERS, LOST, Mesh, Network, local
 
 FAR = local("far", "c", "news")
@@ -125,17 +124,11 @@ def test_M1_placing_a_queue_costs_no_scan_of_the_others() -> None:
 
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "with others"])
 def test_M3_a_message_that_cannot_be_stored_is_dropped_and_blocks_no_lane(
-    together: bool, monkeypatch: pytest.MonkeyPatch
+    together: bool, bug: Bug
 ) -> None:
     """Of several messages, each is tried by itself."""
-    mesh, take_in = Mesh(FAR), handover.take_in
-
-    def fails(broker: Any, queue: Any, row: Any, content: Any, waiting: bool) -> None:
-        if content[0] == b"poison":
-            raise ZeroDivisionError("planted")
-        take_in(broker, queue, row, content, waiting)
-
-    monkeypatch.setattr(handover, "take_in", fails)
+    mesh = Mesh(FAR)
+    bug.plant(handover, "take_in", "c", lambda queue, row, content, _: content[0] == b"poison")
     if together:
         mesh.engine.cut("c")
     for body in (b"1", b"poison", b"2"):
