@@ -6,7 +6,7 @@ from typing import Any
 from unittest.mock import patch
 
 from lakequeue.mesh import channel, failures, handover, moves, rehome, stand_ins
-from lakequeue.mesh.bridges import bridge_commands, far_end
+from lakequeue.mesh.bridges import far_end
 from lakequeue.mesh.bridges.bridge_facts import Link
 from lakequeue.mesh.keeper import Keeper
 from lakequeue.mesh.mesh import Mesh
@@ -22,7 +22,6 @@ never_done("changes_wait_without_bound", Keeper, "check_room")
 never_done("a_record_that_failed_is_not_kept", failures, "keep")
 never_done("records_that_were_left_out_are_not_sent", failures, "send_left_out")
 never_done("a_stand_in_that_failed_stays_out_of_service", stand_ins, "put_back")
-never_done("a_bridge_whose_deletion_failed_is_kept", bridge_commands, "_born")
 never_done("records_overtake_one_that_failed", failures, "must_wait", False)
 never_done("a_forwarded_command_that_failed_is_not_answered", failures, "answer_malformed")
 never_done("a_move_that_failed_before_it_began_does_not_end", moves, "failed")
