@@ -158,7 +158,7 @@ class Broker:
 
     @property
     def bulk_budget(self) -> Budget:
-        """What the step's bulk commands may still use."""
+        """The budget that is left to the step's bulk commands."""
         if self._bulk_budget is None:
             limits = self.limits
             rows, size = self.part(limits.bulk_rows), self.part(limits.bulk_bytes)
