@@ -148,7 +148,6 @@ def _records(output: Output) -> Iterable[WireRecord]:
 
 _BATCH = headers_json([(FRAMING, b"batch")])
 _REPLY = headers_json([(FRAMING, b"reply")])
-_COLUMNS = ("counts", "priorities", "expires", "times", "lengths", "keys", "headers")
 
 
 def batches(d: Deliveries, most: int = BATCH_BYTES) -> list[WireRecord]:
@@ -192,13 +191,14 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
         "n": n,
         "ids": _run(d.ids),
         "numbers": _run(d.numbers),
+        "counts": _column(d.counts, n),
+        "priorities": _column(d.priorities, n),
+        "expires": _column(d.expires, n),
+        "times": _column(d.times, n),
+        "lengths": _column(lengths, n),
+        "keys": _column(d.keys, n),
+        "headers": _column(d.headers, n),
     }
-    columns: tuple[list[Any], ...] = (
-        d.counts, d.priorities, d.expires, d.times, lengths, d.keys, d.headers
-    )  # fmt: skip
-    for name, values in zip(_COLUMNS, columns, strict=True):
-        # Equal values are written once, in a map, so that a decoder can tell the two forms apart.
-        meta[name] = {"all": values[0]} if values.count(values[0]) == n else values
     if d.dead:
         meta["dead"] = d.dead
     if d.flow:
@@ -208,6 +208,12 @@ def _batch(d: Deliveries, lengths: list[int]) -> WireRecord:
     packed = _pack(meta)
     value = b"".join((len(packed).to_bytes(4, "big"), packed, *d.payloads))
     return WireRecord(d.topic, d.partition, d.subscription.encode(), value, _BATCH)
+
+
+def _column(values: list[Any], n: int) -> Any:
+    """A column; equal values are written once, in a map, so that a decoder can tell the two forms
+    apart."""
+    return {"all": values[0]} if values.count(values[0]) == n else values
 
 
 def _spread(column: Any, n: int) -> list[Any]:

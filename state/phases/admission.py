@@ -35,7 +35,7 @@ from ..queue.producers import ProducerHistory, answering_broker, histories_at
 from ..queue.queue import Queue
 from ..rules.after_entry import apply_early_ack, keep_last, will_leave
 from ..rules.durable import DELTA, answer, refusal_of_tables
-from ..rules.entry_checks import expires_at, match, plain_match, program_of, recovers
+from ..rules.entry_checks import Match, expires_at, match, plain_match, program_of, recovers
 from ..rules.routing import queues_of_destination, queues_of_record
 from ..storage.row import NEVER, READY, Row
 from .admission_checks import (
@@ -206,10 +206,12 @@ class Admission:
                 return None
             if not queues or refusal_of_tables(broker, messages.header):
                 return None
+            matches: list[Match] = []
             for queue in queues:
                 if queue.early.ranges or program_of(queue) is not None:
                     return None
-            checked = check_messages(broker, list(map(plain_match, queues)), messages)
+                matches.append(plain_match(queue))
+            checked = check_messages(broker, matches, messages)
             if checked.refused or checked.discards or checked.no_json:
                 return None
             return checked if checked.size <= self._room else None

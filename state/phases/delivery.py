@@ -174,10 +174,10 @@ def _bury_oversize(broker: Broker, queue: Queue, rows: list[Row], contents: list
     may make one too large."""
     most, largest = broker.limits.message_bytes, 0
     large: list[Row] = []
-    for row, content in zip(rows, contents, strict=True):
+    for at, row in enumerate(rows):
         size = row.length + row.key_length + row.header_length
         if row.extras is not None:
-            size = sum(len(part or b"") for part in edited(row, content))
+            size = sum(len(part or b"") for part in edited(row, contents[at]))
         if size > most:
             large.append(row)
             largest = max(largest, size)
@@ -258,13 +258,13 @@ def _emit(
     ids, numbers, counts, priorities = sent.ids, sent.numbers, sent.counts, sent.priorities
     expires, times, payloads = sent.expires, sent.times, sent.payloads
     keys, headers = sent.keys, sent.headers
-    for row, content in zip(rows, contents, strict=True):  # faster than column by column
+    for at, row in enumerate(rows):  # faster than column by column
+        payload, key, own = contents[at]
         if row.extras is not None:
-            content = edited(row, content)
+            payload, key, own = edited(row, contents[at])
             part = dead_part(row.extras)
             if part is not None:
-                sent.dead[len(ids)] = part
-        payload, key, own = content
+                sent.dead[at] = part
         ids.append(row.id)
         numbers.append(row.number)
         counts.append(row.deliveries)

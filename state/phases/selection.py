@@ -114,7 +114,7 @@ class Search:
         while len(found) < most and not budget.spent:
             before, end, enough = len(found), self.end, most
             if text is None:
-                cold = self.queue.first_cold()
+                cold = self.queue.first_cold() if self.queue.cold.rows else None
                 if cold is not None and cold < end:
                     end = cold  # the rows behind it have to wait for it
             else:  # the filter may have to be evaluated on another row before the next one

@@ -165,11 +165,14 @@ class ProducerHistory:
         receipts = self._finished
         if self._complete_receipt() or not receipts:
             receipts.append(self.receipt)
-        del self.runs[:-RUNS_MAX]
-        del self.refusals[:-GAPS_MAX]
+        if len(self.runs) > RUNS_MAX:
+            del self.runs[:-RUNS_MAX]
+        if len(self.refusals) > GAPS_MAX:
+            del self.refusals[:-GAPS_MAX]
         up_to = self.gaps[0][0] - 1 if self.gaps else self.high
         for one in receipts:
-            one.up_to = min(one.up_to, up_to)
+            if up_to < one.up_to:
+                one.up_to = up_to
         return receipts
 
     def _complete_receipt(self) -> bool:
