@@ -393,19 +393,21 @@ def slots(master: str) -> int | None:
 
 
 def default_master(brokers: int) -> str:
-    """The default master. It has more task slots than cores, since most tasks wait. A task
-    whose worker died is tried three more times, which is faster than restarting its query."""
-    return f"local[{max(SLOTS_MIN, slots_needed(brokers))},4]"
+    """The default master. It has more task slots than cores, since most tasks wait, and one more
+    than needed, for a broker that is added (M4). A task whose worker died is tried three more
+    times, which is faster than restarting its query."""
+    return f"local[{max(SLOTS_MIN, slots_needed(brokers + 1))},4]"
 
 
 def check_slots(master: str, brokers: int, tables: bool) -> None:
     """Raise LakequeueError if one of several brokers would never run."""
     found, needed = slots(master), slots_needed(brokers, tables)
     if brokers > 1 and found is not None and found < needed:
+        more = f"local[{needed},4]"
         raise LakequeueError(
             f"Spark's master {master} runs {found} tasks at once, and {brokers} brokers"
-            f"{' and the tables' if tables else ''} need {needed}: give it more, such as "
-            f"local[{needed}]"
+            f"{' and the tables' if tables else ''} need {needed}: start the engine with more, as "
+            f"with --master {more}, or `lakequeue up` with --set spark.master={more}"
         )
 
 

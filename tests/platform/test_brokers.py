@@ -111,11 +111,14 @@ def test_micro_batches_are_for_one_broker(tmp_path: Path) -> None:
 
 
 def test_every_broker_has_a_slot() -> None:
-    assert [slots(default_master(brokers)) for brokers in (1, 64)] == [4, 65]
+    """By default, also one that is added."""
+    assert [slots(default_master(brokers)) for brokers in (1, 3, 64)] == [4, 5, 66]
     check_slots("local[5]", 4, True)
     check_slots("local[4]", 4, False)
     check_slots("spark://host:7077", 4, True)  # only the cluster knows
-    with pytest.raises(LakequeueError, match=r"4 tasks .* 4 brokers and the tables need 5"):
+    with pytest.raises(
+        LakequeueError, match=r"4 tasks .* the tables need 5.*spark.master=local\[5,4\]"
+    ):
         check_slots("local[4]", 4, True)
 
 
