@@ -90,20 +90,19 @@ class Inline(Runner):
 
     def attend(self) -> int:
         """Do all duties; returns the number of this turn."""
-        changed = self._session.changed
-        with changed:
-            self._turns += 1
-            own = self._turns
-            self._busy.add(own)
-        _thread.depth += 1
-        try:
+        changed, depth, own = self._session.changed, _thread.depth, 0
+        try:  # also at Ctrl-C the turn ends: others wait for it
+            with changed:
+                own = self._turns = self._turns + 1
+                self._busy.add(own)
+            _thread.depth = depth + 1
             if self.is_open:
                 works = [partial(self._work, work) for work in self._served]
                 do_every([partial(self._session.receive, 0), self._session.upkeep, *works])
         finally:
-            _thread.depth -= 1
+            _thread.depth = depth
             with changed:
-                self._busy.remove(own)
+                self._busy.discard(own)
                 changed.notify_all()
         return own
 

@@ -140,15 +140,30 @@ def open_memory(
             f"the engine of memory://{name} is in the process that this one was forked from – "
             "start its own with another name, or use an engine on Kafka"
         )
+    made: MemoryEngine | None = None
+    while (named := _join(name, made, keep == "true")) is None:
+        made = _engine(configuration)
+    try:
+        if configuration is not None and named.engine is not made:
+            named.engine.configure(configuration)
+    except BaseException:
+        _leave(name, named)
+        raise
+    return MemoryConnection(named.engine, vpn, client_name, broker, signed_by, name)
+
+
+def _join(name: str, made: MemoryEngine | None, keep: bool) -> _SharedEngine | None:
+    """The engine with this name, with one more user; the given one if there is none yet. Whoever
+    has the lock waits for no engine: a thread in an engine may notice a dropped connection, and
+    wait for the lock."""
     with _lock:
         named = _named.get(name)
-        if named is None:
-            named = _named[name] = _SharedEngine(_engine(configuration))
-        elif configuration is not None:
-            named.engine.configure(configuration)
-        named.users += 1
-        named.keep = named.keep or keep == "true"
-        return MemoryConnection(named.engine, vpn, client_name, broker, signed_by, name)
+        if named is None and made is not None:
+            named = _named[name] = _SharedEngine(made)
+        if named is not None:
+            named.users += 1
+            named.keep = named.keep or keep
+        return named
 
 
 def _find(name: str) -> MemoryEngine | None:

@@ -17,10 +17,10 @@ are kept: `flush` raises, and `unacknowledged` lists them.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -34,31 +34,24 @@ RUN_BYTES = 32_000
 
 
 class InFlight:
-    """How many records are on their way. It does not know the session, because Kafka's library may
-    keep it.
+    """The records on their way, each by an object of its own: after Ctrl-C a count would be wrong.
+    It does not know the session, because Kafka's library may keep it.
 
     notify: called when none is on its way any more and something waits for that.
     """
 
-    __slots__ = ("_lock", "_notify", "count", "waiting")
+    __slots__ = ("_notify", "records", "waiting")
 
     def __init__(self, notify: Callable[[], None]) -> None:
-        self._lock = threading.Lock()
         self._notify = notify
-        self.count = 0
+        self.records: set[object] = set()
         self.waiting = False
 
-    def begin(self) -> None:
-        """A record is given to Kafka's library."""
-        with self._lock:
-            self.count += 1
-
-    def end(self) -> None:
+    def end(self, record: object) -> None:
         """Kafka has it, or never will."""
-        with self._lock:
-            self.count -= 1
-        # `add` sets `waiting` before it reads `count`, so one of the two sees the other.
-        if not self.count and self.waiting:
+        self.records.discard(record)
+        # `add` sets `waiting` before it reads `records`, so one of the two sees the other.
+        if not self.records and self.waiting:
             self._notify()
 
 
@@ -99,7 +92,7 @@ class Batcher:
         run.append(payload)
         self._bytes += len(payload)
         self._on_way.waiting = True
-        if len(run) >= RUN_MAX or not self._on_way.count:
+        if len(run) >= RUN_MAX or not self._on_way.records:
             self.send()
 
     def send(self) -> None:
@@ -114,11 +107,12 @@ class Batcher:
             self._publish(encode_run(run), None, [(HEADER, header)])
 
     def _publish(self, value: bytes, key: bytes | None, headers: list[tuple[str, bytes]]) -> None:
-        self._on_way.begin()
+        on_way, record = self._on_way, object()
         try:
-            self._session.publish(value, key, headers, self._partition, self._on_way.end)
+            on_way.records.add(record)
+            self._session.publish(value, key, headers, self._partition, partial(on_way.end, record))
         except BaseException:  # also Ctrl-C: later messages would wait for it for ever
-            self._on_way.end()
+            on_way.end(record)
             raise
 
 

@@ -5,15 +5,13 @@ Redeliveries after a crash in each mode: `test_failures.py`; failing callbacks: 
 """
 
 import itertools
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import pytest
-from client.threaded import WAIT_S, Threaded, wait_for
+from client.threaded import WAIT_S, CtrlC, Threaded, wait_for
 from lakequeue.client.consumer import settling
 from lakequeue.client.message import Message
 from lakequeue.protocol import ConfigError, LakequeueError, commands
@@ -349,26 +347,6 @@ def test_L1_giving_up_that_is_interrupted_can_be_repeated(call: Callable[[Messag
         call(message)
     call(message)
     assert consumer.receive(WAIT_S).redelivered == (call is Message.cancel)
-
-
-class CtrlC:
-    """Interrupts the calling thread at the nth moment in a consumer's code at which Python looks
-    for signals: when a function begins, or when one of C has ended."""
-
-    def __init__(self, nth: int) -> None:
-        self.left = nth
-
-    def __enter__(self) -> None:
-        sys.setprofile(self._look)
-
-    def __exit__(self, *_: object) -> None:
-        sys.setprofile(None)
-
-    def _look(self, frame: FrameType, event: str, _: Any) -> None:
-        if event in ("call", "c_return") and "/client/consumer/" in frame.f_code.co_filename:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("mode", settling.ACK_MODES)

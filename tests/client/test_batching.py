@@ -3,13 +3,16 @@
 The engine behind them works as in the job.
 """
 
+import itertools
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from client.threaded import Slow, Threaded, connect, engine, wait_for
+from client.threaded import CtrlC, Slow, Threaded, connect, engine, wait_for
 from lakequeue.client.producer.window import RUN_BYTES
 from lakequeue.protocol.messages import RUN_MAX
+from rules.harness import Bench
 
 
 @pytest.fixture
@@ -104,6 +107,21 @@ def test_P2_a_lost_run_is_repeated_message_by_message(slow: Threaded) -> None:
     assert set(slow.wire.sizes[2:]) == {1}
     assert len({f.result().message_id for f in sent}) == 1 + RUN_MAX
     assert sorted(slow.stored()) == payloads
+
+
+def test_ctrl_c_in_send_delays_no_later_message(bench: Bench) -> None:
+    """At whatever moment: they waited for a record that was no more on its way."""
+    producer = bench.connection.producer(delivery_mode="non_persistent")
+    for nth in itertools.count(1):
+        moment = CtrlC(nth, "/client/producer/")
+        with suppress(KeyboardInterrupt), moment:
+            producer.send_async("orders", b"{}")
+        before = bench.seen()["depth"]
+        producer.send_async("orders", b"{}")
+        assert bench.seen()["depth"] > before, f"interrupted at moment {nth}"
+        if moment.left > 0:
+            break
+    assert nth > 20
 
 
 def test_several_threads_lose_nothing() -> None:

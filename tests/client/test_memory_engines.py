@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import sys
 import threading
@@ -11,14 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import lakequeue
 import pytest
-from client.threaded import Threaded, connect
+from client.threaded import CtrlC, Threaded, connect
 from lakequeue.client.session.transport import Record
 from lakequeue.definitions import parse_configuration
-from lakequeue.memory import MemoryEngine
+from lakequeue.memory import MemoryEngine, inline, registry
 from lakequeue.memory.loopback import MemoryTransport
 from lakequeue.protocol import ConfigError, NotConnected, Timeout
 from lakequeue.protocol.commands import Describe
 from lakequeue.state import Limits
+from rules.harness import Bench
 
 ORDERS = {"name": "orders", "message_type": "json"}
 
@@ -217,6 +219,31 @@ def test_threads_that_send_and_acknowledge_do_not_deadlock() -> None:
             sys.setswitchinterval(before)
         assert not any(thread.is_alive() for thread in threads)
         assert len(set(seen)) == count
+
+
+def test_a_connection_waits_for_a_busy_engine_alone() -> None:
+    """The busy thread may have to note that a connection was dropped."""
+    with lakequeue.connect("memory://busy") as one:
+        connecting = threading.Thread(target=lakequeue.connect, args=("memory://busy",))
+        with one.engine._lock:
+            connecting.start()
+            connecting.join(0.2)
+            assert registry._lock.acquire(timeout=10)
+            registry._lock.release()
+        connecting.join(60)
+
+
+def test_ctrl_c_ends_the_turn_of_its_thread(bench: Bench) -> None:
+    """Later calls of any thread would wait for it, until their timeout."""
+    for nth in itertools.count(1):
+        moment = CtrlC(nth, "/memory/inline")
+        with contextlib.suppress(KeyboardInterrupt), moment:
+            bench.seen()
+        runner = bench.connection.runner
+        assert (runner._busy, inline._thread.depth) == (set(), 0), f"moment {nth}"
+        if moment.left > 0:
+            break
+    assert nth > 5
 
 
 def test_C3_messages_of_a_forgotten_connection_return() -> None:

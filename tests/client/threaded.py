@@ -5,9 +5,11 @@ Tests can observe, delay and drop the records between client and engine. No Kafk
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 from weakref import WeakSet
 
@@ -186,6 +188,26 @@ def wait_for(condition: Callable[[], Any], seconds: float = WAIT_S) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"it did not happen within {seconds} s"
         time.sleep(0.005)
+
+
+class CtrlC:
+    """Interrupts the calling thread at the nth moment in a folder's code at which Python looks for
+    signals: when a function begins, or when one of C has ended."""
+
+    def __init__(self, nth: int, folder: str = "/client/consumer/") -> None:
+        self.left, self._folder = nth, folder
+
+    def __enter__(self) -> None:
+        sys.setprofile(self._look)
+
+    def __exit__(self, *_: object) -> None:
+        sys.setprofile(None)
+
+    def _look(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and self._folder in frame.f_code.co_filename:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
 
 
 def told_in_a_thread(
