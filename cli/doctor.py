@@ -14,7 +14,7 @@ from .group import EXIT_FAILED, EnvironmentFault
 from .machine_checks import Check, diagnose
 from .presence import engine_lives, presence_checks
 from .printing import console, say_json, table_of
-from .start_engine import config_option
+from .start_engine import config_option, spark_master
 
 KAFKA = "kafka://"
 
@@ -23,7 +23,7 @@ KAFKA = "kafka://"
 @option("--queue", help="Also check that this queue exists.")
 @config_option
 @option(
-    "--master", envvar="LAKEQUEUE_MASTER",
+    "--master", envvar="LAKEQUEUE_MASTER", callback=spark_master,
     help="The Spark master that will run the engine.  [default: local, with slots for all]",
 )  # fmt: skip
 @call_options

@@ -22,6 +22,7 @@ from typing import Any
 import click
 
 from ..conf import load
+from ..conf.client_keys import client_keys
 from ..definitions import Configuration
 from ..protocol.errors import LakequeueError
 from ..protocol.home_places import ABOUT
@@ -221,6 +222,7 @@ def up(given: EngineOptions, port: int | None) -> None:
     from ..streaming import Engine
 
     configuration, settings = given.configuration(), given.engine_settings()
+    client_keys(configuration)  # a missing key starts nothing
     home, as_json = given.absolute_home(), given.as_json
     check_ports(settings, "monitor_port", "metrics_port")
     say = partial(progress, log_format(settings))
@@ -272,6 +274,7 @@ def run(given: EngineOptions, bootstrap: str, master: str | None) -> None:
           --set spark.executor.memory=4g --home /data/lakequeue
     """
     configuration, settings = given.configuration(), given.engine_settings()
+    client_keys(configuration)  # a missing key starts nothing
     home, as_json = given.absolute_home(), given.as_json
     check_kafka(bootstrap)
     check_master(master)

@@ -244,7 +244,7 @@ def _check_expressions(values: _Values, report: read.Report) -> None:
         kind = values.get("message_type", "json")
         if program.needs_payload and kind != "json":
             allowed = f"reads fields, which needs message_type json, not {kind}"
-            report(key, values[key], f"{allowed}; allowed are /@priority and @key")
+            report(key, values[key], f"{allowed}; allowed are /@priority and /@key")
 
 
 def _check_exclusions(values: _Values, report: read.Report) -> None:

@@ -235,8 +235,8 @@ def shown_key(key: object) -> str:
 
 
 def unknown_key(key: object, known: Iterable[str]) -> str:
-    """The part of a sentence for an unknown key: our key for another system's word, else the most
-    similar key, else all allowed keys."""
+    """The part of a sentence for an unknown key: our key for another system's word, else the only
+    key that begins with it, else the most similar key, else all allowed keys."""
     if not isinstance(key, str):
         return "is not a known key; keys are texts"
     keys = list(known)
@@ -244,7 +244,9 @@ def unknown_key(key: object, known: Iterable[str]) -> str:
     if foreign is not None:
         return answer(foreign, keys)
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key[:200]).lower().replace("-", "_")
-    near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
+    near = [name for name in keys if name.startswith(f"{snake}_")]
+    if len(near) != 1:
+        near = difflib.get_close_matches(snake, keys, 1, cutoff=0.6)
     hint = f"did you mean {near[0]}?" if near else f"allowed are {', '.join(keys)}"
     return f"is not a known key; {hint}"
 

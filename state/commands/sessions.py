@@ -41,7 +41,7 @@ def subscribe(broker: Broker, queue: Queue, command: Subscribe) -> dict[str, Any
         if predicate("filter", command.filter).needs_payload and kind != "json":  # Q1
             raise ValueError(
                 f"filter: {command.filter!r} – reads fields, which needs message_type 'json', not "
-                f"{kind!r}; allowed are /@priority and @key"
+                f"{kind!r}; allowed are /@priority and /@key"
             )
     if command.max_backlog is not None:
         _check_backlog(command.max_backlog)

@@ -101,6 +101,20 @@ def test_a_port_taken_by_another_program_is_reported(
     assert command == "run" or not home.exists()
 
 
+@pytest.mark.parametrize("command", ["up", "run"])
+def test_a_missing_key_of_a_client_starts_nothing(
+    command: str, listening: str, tmp_path: Path
+) -> None:
+    home, config = tmp_path / "home", tmp_path / "queues.yaml"
+    config.write_text("auth: required\nclients: [{name: app, key: {env: NO_SUCH_KEY}}]")
+    at = ["--bootstrap", listening] if command == "run" else ["--port", "0"]
+    result = run(command, "--home", str(home), "--config", str(config), *at)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert line == "clients: 'app': env 'NO_SUCH_KEY' – there is no such environment variable"
+    assert not home.exists()
+
+
 def test_ports_that_are_0_off_or_not_set_are_not_checked() -> None:
     check_ports({"lakequeue.monitor_port": "0", "lakequeue.metrics_port": "-1"}, *PORTS)
     check_ports({}, *PORTS)

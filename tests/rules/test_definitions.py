@@ -162,6 +162,7 @@ def test_Q7_a_bad_expression_is_refused_with_its_position(key: str) -> None:
     ("dead_message_queue", "orders", "another queue"), ("vpn", "a b", "letters"),
     ("target_queue_depth", 999, "1000"), ("leese_period", "3s", "did you mean lease_period?"),
     ("LeasePeriod", "3s", "did you mean lease_period?"), ("zzz", 1, "not a known key"),
+    ("lease", "3s", "did you mean lease_period?"),
 ])  # fmt: skip
 def test_Q7_one_bad_key_is_refused_with_the_allowed_values(key: str, value: Any, says: str) -> None:
     found = problems(**{key: value})

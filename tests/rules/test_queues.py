@@ -1,5 +1,7 @@
 """Q1 to Q4, Q6, Q7, Q9 from a user's view. See also scenarios/expiry_and_spool.txt."""
 
+import re
+
 import pytest
 from lakequeue.protocol.errors import ConfigError
 from rules.harness import Bench, drain
@@ -50,5 +52,8 @@ def test_Q1_F5_a_consumer_filters_any_queue_by_record_fields(empty: Bench, kind:
     empty.send(b"\xff2", priority=9, key="ab")
     empty.send(b"\xff3", key="ab")
     assert [m.payload for m in drain(urgent)] == [b"\xff2"]
-    with pytest.raises(ConfigError, match=f"needs message_type 'json', not '{kind}'"):
+    with pytest.raises(ConfigError, match=f"needs message_type 'json', not '{kind}'") as refused:
         empty.consumer(filter="/price > 10")
+    for allowed in re.findall(r"/@\w+", str(refused.value)):
+        empty.consumer(filter=f"{allowed} = 'a'")
+    assert str(refused.value).endswith("allowed are /@priority and /@key")
