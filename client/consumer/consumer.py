@@ -161,7 +161,7 @@ class Consumer:
         try:
             ids = format_ranges(self._untouched)
             self._session.request(bound.about(commands.Returned, ids=ids))
-        except Moved:  # the queue is moving: no broker has taken it
+        except (Moved, NotConnected):  # no broker has taken it
             raise
         except LakequeueError as error:  # the broker may have taken it: never send it twice
             self._session.report(

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 import pytest
-from client.threaded import Held, Threaded, wait_for
+from client.threaded import Away, Held, Threaded, wait_for
 from lakequeue.protocol import LeaseLost
 from lakequeue.protocol import commands as c
 from rules.harness import Bench, drain, ids
@@ -161,14 +161,18 @@ def test_L7_a_later_delivery_replaces_an_unread_one() -> None:
     assert len(consumer.receive_many(9, timeout=1)) == 1
 
 
-def test_L5_a_lost_session_reports_its_unread_messages() -> None:
-    bench = Threaded(**LEASED | {"lease_period": "1h"})
+@pytest.mark.parametrize("refused", [(), ("return",)], ids=["at once", "once kafka is back"])
+def test_L5_a_lost_session_reports_its_unread_messages(refused: tuple[str, ...]) -> None:
+    bench = Threaded(Away, **LEASED | {"lease_period": "1h"})
     consumer = bench.consumer()
     send(bench, 3)
     first = consumer.receive(timeout=10)
     bench.waiting(consumer, 2)
     bench.advance("1m")
+    bench.wire.refuses = refused
     bench.connection._heartbeat_answered(0, {"result": False})
+    if refused:
+        bench.wire.back()
     bench.waiting(consumer, 3)
     messages = consumer.receive_many(9, timeout=10)
     assert [m.delivery_count for m in messages] == [2, 1, 1]
