@@ -145,7 +145,7 @@ class SnapshotWriter:
         self, broker: str, batch: int, at: Position, own: bytes, pages: DataFrame, before: _Last,
         whole: bool,
     ) -> None:  # fmt: skip
-        pages.persist()
+        """pages: persisted, until they are written."""
         try:
             crcs = {} if whole else dict(before.crcs)
             for row in pages.select("page", "crc").collect():
@@ -189,7 +189,7 @@ class SnapshotWriter:
 
     def _whole(self, broker: str, batch: int) -> DataFrame:
         found = self._state(broker, "pages", batchId=batch)
-        return _pages(found.select("user_map_key.key", "user_map_value.page"))
+        return _pages(found.select("user_map_key.key", "user_map_value.page")).persist()
 
     def _changed(self, broker: str, first: int, last: int) -> DataFrame | None:
         """The pages that changed in these batches; None if Spark no longer has their changelog."""
