@@ -153,8 +153,8 @@ def open_memory(
 
 
 def _join(name: str, made: MemoryEngine | None, keep: bool) -> _SharedEngine | None:
-    """The engine with this name, with one more user; the given one if there is none yet. Whoever
-    has the lock waits for no engine: a thread in an engine may notice a dropped connection, and
+    """The engine with this name, with one more user; the given one if there is none yet. The holder
+    of the lock waits for no engine: a thread in an engine may notice a dropped connection, and
     wait for the lock."""
     with _lock:
         named = _named.get(name)
