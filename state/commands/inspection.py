@@ -35,16 +35,15 @@ LATER = 1 << 191  # browse lists cold delayed messages behind all others
 
 
 def queues(broker: Broker, vpn: str, command: Queues) -> PartialAnswer:
-    """The queues of a VPN by name, behind the name ``after``."""
+    """The queues of a VPN that the client may see by name, behind the name ``after``."""
     most = broker.limits.queues_listed
     names = nsmallest(most + 1, (
         n for (name, n), queue in broker.names.items()
         if name == vpn and n > command.after and not queue.header.stands_for
+        and may(broker.speaker, queue.definition, READ_ONLY)
     ))  # fmt: skip
-    found = [broker.names[vpn, name] for name in names[:most]]
-    seen = [q for q in found if may(broker.speaker, q.definition, READ_ONLY)]
     more = names[most - 1] if len(names) > most else None
-    return PartialAnswer([describe(broker, q) for q in seen], more)
+    return PartialAnswer([describe(broker, broker.names[vpn, n]) for n in names[:most]], more)
 
 
 def captures(broker: Broker, vpn: str, command: Captures) -> PartialAnswer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import lakequeue
@@ -92,6 +93,14 @@ def test_commands_about_all_queues_need_an_administrator(guarded: Guarded) -> No
     for command in (c.Events(), c.Captures(), c.Bridges(), c.DeleteBridge(name="b")):
         with pytest.raises(PermissionDenied, match="no administrator"):
             guarded.connect("app").request(command)
+
+
+def test_a_list_in_parts_names_no_queue_that_its_client_may_not_see(guarded: Guarded) -> None:
+    """Not even as the name behind which the list goes on."""
+    broker = guarded.engine.brokers[0]._replica.broker
+    broker.limits = replace(broker.limits, queues_listed=1)
+    answer = guarded.connect("app").answer_to(c.Queues(), 9)
+    assert ([queue["name"] for queue in answer["result"]], answer["more"]) == (["spare"], None)
 
 
 def test_the_engines_own_connections_are_accepted(guarded: Guarded) -> None:
