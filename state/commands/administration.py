@@ -39,7 +39,7 @@ from ..rules.command_targets import split_moving, wanted
 from ..rules.routing import add_route, drop_route, forget_found, queues_of_record, withdraw
 from .moving import because
 from .multi_step_commands import begin, cancel_all, resume
-from .sessions import end_all, unbind
+from .sessions import end_lost, unbind
 from .topic_subscriptions import check_definition, follow_definition
 
 DIGEST_BYTES = 8
@@ -325,4 +325,7 @@ def records_lost(broker: Broker, vpn: str, command: c.RecordsLost) -> None:
             topic=command.topic, records=command.records, reader=command.reader,
         )  # fmt: skip
     if own == (vpn, topics.COMMANDS) and command.reader == "engine":
-        end_all(broker, vpn)
+        # There may be acks among them, for messages that a consumer which lives on would hold for
+        # good. It subscribes again (C3).
+        for session in sorted(session for session in broker.sessions if session[0] == vpn):
+            end_lost(broker, session, "commands lost")

@@ -12,8 +12,7 @@ from . import administration, inspection, leases, moving, sessions, topic_subscr
 from .multi_step_commands import IN_TURN
 
 OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answer
-    c.Begin: lambda broker, vpn, command: None,  # see `intake`
-    c.Clients: lambda broker, vpn, command: None,  # see `intake`
+    **dict.fromkeys((c.Begin, c.Clients, c.Tick), lambda *_: None),  # see `intake`
     c.Configure: administration.configure,
     c.Define: administration.define,
     c.Delete: administration.delete,  # `IN_TURN` then removes its messages
@@ -26,7 +25,6 @@ OF_BROKER: dict[type, Callable[..., Any]] = {  # (broker, vpn, command) → answ
     ),
     c.Tables: tables_have,
     c.ExistingTopics: administration.existing_topics,
-    c.Tick: lambda broker, vpn, command: None,
     c.Queues: inspection.queues,
     c.Captures: inspection.captures,
     c.Usage: inspection.usage,

@@ -32,6 +32,7 @@ from ..storage.row import LEASED, NEVER, Row, by_arrival
 _ACKNOWLEDGE = Event.ACKNOWLEDGE  # reading it from the enum is slow
 MOVED = "moved"  # why subscriptions end when their queue moves to another broker
 NOT_ITS_OWN = "not leased to it"
+WHY = "rebuilt"
 LATE = "untouched, told late"  # an attempt is taken back from a message that is not held
 
 
@@ -40,7 +41,12 @@ def acknowledge(broker: Broker, queue: Queue, task: Task, command: c.Ack, budget
     where is given (L13)."""
     ranges = parse_ranges(command.ids) if command.ids is not None else []
     if not task.done:
-        _one_choice(command)
+        given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
+        if len(given) != 1:
+            found = " and ".join(given) or "none of them"
+            raise ValueError(f"ack: {found} – give exactly one of ids, up_to, where")
+        if command.up_to is not None:
+            _one_id(command.up_to)
         task.done = {"n": 0}
         if command.received:
             _confirm(broker, queue, command)
@@ -92,15 +98,6 @@ def _confirm(broker: Broker, queue: Queue, command: c.TransportAck | c.Ack) -> b
     queue.consumers.watch(subscription)
     broker.touch(queue)
     return True
-
-
-def _one_choice(command: c.Ack) -> None:
-    if (command.ids is None) + (command.up_to is None) + (command.where is None) != 2:
-        given = [n for n in ("ids", "up_to", "where") if getattr(command, n) is not None]
-        found = " and ".join(given) or "none of them"
-        raise ValueError(f"ack: {found} – give exactly one of ids, up_to, where")
-    if command.up_to is not None:
-        _one_id(command.up_to)
 
 
 def _one_id(text: str) -> int:
@@ -224,8 +221,8 @@ def renew(broker: Broker, queue: Queue, task: Task, command: c.Renew, budget: Bu
         for some, end in ((endless, NEVER), (others, until)):
             apply(broker, queue, some, Event.RENEW, until=end, subscription=command.subscription)
         renewed += [row.id for row in rows]
-    parts = [task.done.get("renewed", ""), format_ranges(renewed)]
-    task.done["renewed"] = ",".join(part for part in parts if part)
+    parts = task.done.get("renewed"), format_ranges(renewed)
+    task.done["renewed"] = ",".join(filter(None, parts))
     task.result = {"lease_ms": period, "renewed": task.done["renewed"]}
     return bool(task.done["over"])
 
@@ -282,9 +279,6 @@ def return_held(broker: Broker, queue: Queue, subscription: Subscription, budget
 
 
 # ---------------------------------------------------------------- after a rebuild
-
-
-WHY = "rebuilt"
 
 
 def begin_again(

@@ -54,10 +54,9 @@ def in_time(broker: Broker, queue: Queue, rows: list[Row], dry_run: bool) -> lis
     over = [row for row in rows if row.expires <= broker.now]
     if not over:  # most often
         return rows
-    left = [row for row in rows if row.expires > broker.now]
     if not dry_run:
         expire(broker, queue, over)
-    return left
+    return [row for row in rows if row.expires > broker.now]
 
 
 def finish_entry(broker: Broker, target: Queue, rows: list[Row]) -> None:
@@ -98,7 +97,11 @@ def move(broker: Broker, queue: Queue, task: Task, command: Move, budget: Budget
             continue
         going.append(row)
         if not command.dry_run:  # now, so that the quota check of the next message counts it
-            entered.append(_enter(broker, found, row))
+            is_over = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
+            ttl_ends = TTL_OVER if is_over else row.ttl_ends
+            until = row.until if row.state == DELAYED else NEVER
+            broker.spool.add_match(row)
+            entered.append(put(broker, found, row, until, row.extras, ttl_ends))
     if entered:
         apply(broker, queue, going, Event.MOVE, reason=because(command, f"to {command.to}"))
         record_entry(broker, target, entered, f"moved from {queue.definition.name}")
@@ -123,13 +126,6 @@ def _match_of_moved(broker: Broker, target: Queue, row: Row) -> Match | str:
     if has_already(broker, target, row):
         return ALREADY_THERE
     return match_stored(target, row, content)
-
-
-def _enter(broker: Broker, found: Match, row: Row) -> Row:
-    is_over = dead_part(row.extras) is not None or row.ttl_ends <= broker.now
-    until = row.until if row.state == DELAYED else NEVER
-    broker.spool.add_match(row)
-    return put(broker, found, row, until, row.extras, TTL_OVER if is_over else row.ttl_ends)
 
 
 # ---------------------------------------------------------------- edit

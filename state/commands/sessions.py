@@ -177,12 +177,11 @@ def set_backlog(broker: Broker, queue: Queue, command: SetBacklog) -> dict[str, 
         return None
     subscription.max_backlog = command.max_backlog
     queue.consumers.changed(subscription)
-    text = f"backlog={command.max_backlog}"
-    vpn = queue.definition.vpn
-    broker.note("backlog_changed", vpn, queue.definition.name, subscription.id, text)
+    d, text = queue.definition, f"backlog={command.max_backlog}"
+    broker.note("backlog_changed", d.vpn, d.name, subscription.id, text)
     queue.wanted = True
     broker.touch(queue)
-    return {"backlog": backlog_of(queue.definition, subscription)}
+    return {"backlog": backlog_of(d, subscription)}
 
 
 def unsubscribe(
@@ -254,13 +253,6 @@ def end_lost(broker: Broker, name: Name, why: str = "heartbeats missed") -> None
         return
     broker.event("session_lost", name[0], session=name[1])
     _end_session(broker, name, why)
-
-
-def end_all(broker: Broker, vpn: str) -> None:
-    """End the sessions of a VPN whose commands Kafka lost: there may be acks among them, for
-    messages that a consumer which lives on would hold for good. It subscribes again (C3)."""
-    for name in sorted(name for name in broker.sessions if name[0] == vpn):
-        end_lost(broker, name, "commands lost")
 
 
 def _end_session(broker: Broker, name: Name, why: str) -> None:

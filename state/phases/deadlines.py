@@ -13,7 +13,6 @@ from ..queue.broker import Broker
 from ..queue.change import apply
 from ..queue.queue import Queue
 from ..queue.table import Event
-from ..rules.after_entry import forget_early_acks
 from ..rules.dead import afford_deaths
 from ..rules.returned_leases import expire, give_back
 from ..storage.row import DELAYED, LEASED
@@ -40,7 +39,8 @@ def act_on_deadlines(broker: Broker) -> None:
         broker.touch(queue)
         n = len(due) - at
         share = Budget(max(budget.rows // n, 1), max(budget.bytes // n, 1), budget)
-        forget_early_acks(queue, broker.now, share)
+        if queue.early.next_end() <= broker.now:
+            share.take(queue.early.remove_over(broker.now, share.rows))
         while not share.spent and _handle_rows(broker, queue, share):
             pass
         send_again(broker, queue, again)

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..limits import Budget
 from ..queue.broker import Broker
 from ..queue.change import apply
 from ..queue.queue import Queue
@@ -55,8 +54,19 @@ def _ignore(
 
 
 def apply_early_ack(broker: Broker, queue: Queue, row: Row) -> None:
-    """Remove a message that has just entered if its ack came before it."""
-    if queue.early.ranges and _take_early_ack(broker, queue, row.id):
+    """Remove a message that has just entered if its ack came before it, and use up that ack. If
+    only one of the two remaining parts of its range has room, the upper one stays: new ids are
+    there."""
+    found = queue.early.find(row.id) if queue.early.ranges else None
+    if found is None:
+        return
+    parts = found._replace(last=row.id - 1), found._replace(first=row.id + 1)
+    rest = [one for one in parts if one.first <= one.last]
+    if len(rest) == 2 and len(queue.early) >= broker.limits.early_acks:
+        _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
+        del rest[0]
+    queue.early.replace(found, rest)
+    if found.until > broker.now:
         apply(broker, queue, [row], Event.ACKNOWLEDGE, reason=WHY)
 
 
@@ -64,29 +74,6 @@ def will_leave(queue: Queue, number: int, now: int) -> bool:
     """Whether an early ack will remove a message with this id at once. Then it is no barrier."""
     found = queue.early.find(number) if queue.early.ranges else None
     return found is not None and found.until > now
-
-
-def _take_early_ack(broker: Broker, queue: Queue, number: int) -> bool:
-    """Use up the early ack for this id; returns whether there was a valid one. If only one of the
-    two remaining parts of its range has room, the upper one stays: new ids are there."""
-    found = queue.early.find(number)
-    if found is None:
-        return False
-    parts = found._replace(last=number - 1), found._replace(first=number + 1)
-    rest = [one for one in parts if one.first <= one.last]
-    if len(queue.early) - 1 + len(rest) > broker.limits.early_acks:
-        _ignore(broker, queue, [(rest[0].first, rest[0].last)], "")
-        del rest[0]
-    queue.early.replace(found, rest)
-    return found.until > broker.now
-
-
-def forget_early_acks(queue: Queue, now: int, budget: Budget) -> None:
-    """Drop early acks whose time is over, as many as the budget allows."""
-    if queue.early.next_end() > now:
-        return
-    budget.take(queue.early.remove_over(now, budget.rows))
-    queue.dirty = True
 
 
 # ---------------------------------------------------------------- last value

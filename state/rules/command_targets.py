@@ -227,7 +227,7 @@ def by_ids(
     if task.done["wide"]:
         return wanted(
             broker, queue, task, None, ranges, budget, read=read, thaw=thaw, moving=moving
-        )  # fmt: skip
+        )
     has_cold, most = queue.cold.rows or queue.later.rows, budget.rows
     if has_cold:  # reading a segment for each must not overdraw the budget
         most = min(most, most * PASSED_OVER // broker.limits.segment_rows + 1)
@@ -341,9 +341,8 @@ def ignore_missing(
         if part.last and gone > 0:
             queue.count("ack_ignored", gone)
             broker.touch(queue)
-            vpn, name = queue.definition.vpn, queue.definition.name
-            why = f"{gone} of {ranges[0][0]}-{ranges[-1][1]}: not in the queue"
-            broker.note("ack_ignored", vpn, name, command.subscription, why)
+            why, d = f"{gone} of {ranges[0][0]}-{ranges[-1][1]}: not in the queue", queue.definition
+            broker.note("ack_ignored", d.vpn, d.name, command.subscription, why)
         return
     here, taken = {row.id for row in part.rows}, queue.header.taken
     ids = [
@@ -364,6 +363,5 @@ def _keep_early_acks(
     entered = entered_between(queue.header.taken, ranges[0][0], ranges[-1][1], first)
     never, ahead = without(named, entered), [[until, last]]
     task.done["gone"] = count_ids(without(named, ahead)) - count_ids(without(never, ahead))
-    least = until if command.quiet else first
-    early = without(never, [[0, least - 1], [last + 1, ID_MAX]])
+    early = without(never, [[0, (until if command.quiet else first) - 1], [last + 1, ID_MAX]])
     after_entry.keep_early_acks(broker, queue, early, command.subscription)
