@@ -94,6 +94,7 @@ class Consumer:
         )  # fmt: skip
         self._closed = False  # receives nothing more
         self._closer = 0  # the thread in which `close` is running; 0: in none
+        self._is_closing = False  # it was called, and Kafka may not have taken all of it
         self._why: str | None = None  # why it was closed, if not by the application
         self._arrivals = FlowArrivals(
             transport_ack_window, transport_ack_time, session.runner.gather_ms
@@ -325,8 +326,8 @@ class Consumer:
         Waits up to 5 s for a running callback, so that its message can still be acknowledged.
         Received messages without an ack return (C3). Messages never handed over return untouched,
         which is no attempt (L5); waits up to 2 s for those still on their way. If Kafka takes none
-        of this, raises NotConnected; the consumer receives nothing more, and `close` may be called
-        again.
+        of this, raises NotConnected; the consumer receives nothing more, and is closed as soon as
+        Kafka is back, or `close` is called again.
         """
         self.stop()
         self.close_by(deadline_s(CLOSE_S))
@@ -345,7 +346,7 @@ class Consumer:
             if here not in (self._closer, self.serving.thread):
                 self._session.wait(lambda: not self._closer, CLOSE_S + RETURN_S)
             return
-        self._closer = here
+        self._closer, self._is_closing = here, True
         try:
             self.serving.join(max(until - time.monotonic(), 0.0))
             if self._session.is_open:
@@ -470,8 +471,13 @@ class Consumer:
         settling = self._settling
         do_every((
             settling.dups_ok_due, settling.flush_due, settling.send_transport_ack,
-            self._look_after_leases, self.serving.cancel_failed,
+            self._look_after_leases, self.serving.cancel_failed, self._close_again,
         ))  # fmt: skip
+
+    def _close_again(self) -> None:
+        """Finish a close that Kafka did not take. Its caller may have gone, as a canceled task."""
+        if self._is_closing and not self._closer:
+            self.close_by(time.monotonic())
 
     def _look_after_leases(self) -> None:
         """Renew leases that need it; hand back messages that have waited too long (L5)."""
