@@ -89,6 +89,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
     records = len(batch.commands.topics) + len(batch.publishes.topics) + len(batch.mesh.topics)
     broker.header.step += 1
     broker.begin(now, records)
+    broker.faulted = batch.faulted
     try:
         if batch.faulted:
             isolate_queues(broker, batch)
@@ -107,11 +108,7 @@ def step(broker: Broker, batch: Batch, now: int) -> list[Output]:
 
 
 def isolate_queues(broker: Broker, batch: Batch) -> None:
-    """Stop everything in these queues, which failed, until somebody defines them again."""
-    for number, why in sorted(batch.faulted.items()):
-        queue = broker.queue(number)
-        if queue is not None and not queue.header.faulted:
-            queue.header.faulted = why
-            queue.header.given = b""  # the next definition counts, even if it is the same
-            broker.touch(queue)
-            broker.queue_event(queue, "queue_faulted", why=why)
+    """Stop the queues that failed in an earlier attempt at this step."""
+    for queue in map(broker.queue, sorted(batch.faulted)):
+        if queue is not None:
+            broker.isolate(queue)

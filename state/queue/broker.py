@@ -58,10 +58,10 @@ class Broker:
     # A step reads them all the time. Python finds more than 30 attributes slowly without this.
     __slots__ = (
         "_buckets", "_bulk_budget", "_changed", "_due_names", "_due_queues", "_first_new",
-        "_new_events", "_records", "_to_pack", "at", "command_budget", "header", "held", "home",
-        "journal", "limits", "mesh", "more_to_do", "names", "now", "outputs", "producers", "queues",
-        "receipts", "recent", "reconfigured", "routes", "sessions", "speaker", "spool", "store",
-        "touched", "unacked", "unwritten", "vain",
+        "_new_events", "_records", "_to_pack", "at", "command_budget", "faulted", "header", "held",
+        "home", "journal", "limits", "mesh", "more_to_do", "names", "now", "outputs", "producers",
+        "queues", "receipts", "recent", "reconfigured", "routes", "sessions", "speaker", "spool",
+        "store", "touched", "unacked", "unwritten", "vain",
     )  # fmt: skip
 
     def __init__(self, store: Store, header: BrokerHeader, home: Home, limits: Limits) -> None:
@@ -141,6 +141,7 @@ class Broker:
         if now > self.now:
             self.now = now
         self._records = records
+        self.faulted: dict[int, str] = {}  # queues that failed in an earlier attempt, and why
         self.outputs: list[Output] = []
         self.journal = Journal(self.header.name, self.header.step, self.now)
         self.touched: dict[int, Queue] = {}  # queues in which something happens in this step
@@ -269,7 +270,18 @@ class Broker:
         queue = Queue.new(self.store, self.spool, header, self.limits)
         self._register(queue)
         self.touch(queue)
+        self.isolate(queue)
         return queue
+
+    def isolate(self, queue: Queue) -> None:
+        """Stop everything in a queue that failed in an earlier attempt at this step, until somebody
+        defines it again. It may be new."""
+        why = self.faulted.get(queue.number, "")
+        if why and not queue.header.faulted:
+            queue.header.faulted = why
+            queue.header.given = b""  # the next definition counts, even if it is the same
+            self.touch(queue)
+            self.queue_event(queue, "queue_faulted", why=why)
 
     def name_queue(self, queue: Queue) -> None:
         """Let `find` return the queue under its name."""
