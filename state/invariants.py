@@ -48,7 +48,7 @@ def check(broker: Broker) -> None:
 def _rows(queue: Queue) -> list[Row]:
     rows = list(queue.live.values())
     for runs in (queue.cold, queue.later):
-        found = [row for segment in runs.segments() for row in runs.look(segment)]
+        found = [row for segment in runs.segments() for row in runs.read(segment)]
         assert len(found) == runs.rows, f"{queue.definition.name}: {runs.rows} cold rows"
         state = READY if runs is queue.cold else DELAYED
         assert all(row.state == state for row in found), f"{queue.definition.name}: a cold state"
@@ -144,7 +144,7 @@ def _check_order(queue: Queue) -> None:
     waiting = {number for number, lane in ready.lanes.items() if lane.parked}
     assert set(ready.lanes) == set(lanes) | waiting, f"{name}: lanes"
     for segment in queue.cold.segments():
-        for row in queue.cold.look(segment) if NO_FILTER in segment.looked else ():
+        for row in queue.cold.read(segment) if NO_FILTER in segment.looked else ():
             segments = [at for _, at in ready.lanes[row.lane].parked]
             assert segment.number in segments, f"{name}: {row.id} waits in no parked segment"
     for view in ready.views.values():

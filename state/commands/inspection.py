@@ -168,7 +168,7 @@ def _oldest_age_s(broker: Broker, queue: Queue) -> float | None:
     are_younger = row is not None and first is not None and row.seq < first <= LEVEL_MAX
     for runs in (queue.later,) if are_younger else (queue.cold, queue.later):
         if runs.rows:
-            rows += runs.look(min(runs.segments(), key=lambda segment: segment.id_first))
+            rows += runs.read(min(runs.segments(), key=lambda segment: segment.id_first))
     return (broker.now - min(row.entered for row in rows)) / 1000
 
 

@@ -135,14 +135,12 @@ def _held_parts(
     read = isinstance(command, c.Cancel | c.Reject) and reads_what_dies(broker, queue)
     task.done["over"], found = False, False
     while not task.done["over"] and not budget.spent:
-        part = by_ids(broker, queue, task, ranges, budget, read=read, thaw=False)
+        part = by_ids(broker, queue, task, ranges, budget, read=read)
         task.done["over"] = part.last
         mine = [row for row in part.rows if row.holder == number]
         foreign = [row for row in part.rows if row.holder != number]
         is_late = isinstance(command, c.Returned)
         left = _take_back_attempts(broker, queue, foreign) if is_late else foreign
-        if len(left) < len(foreign):
-            part.write_back(queue)
         ids = [row.id for row in left]
         ignore(broker, queue, ids, command.subscription, NOT_ITS_OWN)
         found = found or bool(mine) or len(left) < len(foreign)
@@ -257,7 +255,7 @@ def _journal_counts(broker: Broker, queue: Queue, rows: list[Row], reason: str) 
         broker.record(event, queue, ids, counts, name, reason, ends)
     for row in rows:
         queue.dirty = True
-        if row.lane and row.id in queue.live:
+        if row.lane:
             queue.ready.changed(row)  # it may now count as never delivered (O4)
 
 
@@ -285,14 +283,17 @@ def begin_again(
     broker: Broker, queue: Queue, task: Task, command: c.BeginAgain, budget: Budget
 ) -> bool:
     """End all leases and reset all counts (R3); answers how many leases ended."""
-    part = wanted(broker, queue, task, None, None, budget, thaw=False)
+    part = wanted(broker, queue, task, None, None, budget, only=_was_tried)
     tried = [row for row in part.rows if row.deliveries and row.state != LEASED]
     for row in part.rows:
         row.deliveries = row.cancels = 0
-    part.write_back(queue)
     _journal_counts(broker, queue, tried, WHY)
     held = [row for row in part.rows if row.state == LEASED]
     apply(broker, queue, held, Event.RETURN, reason=WHY)
     broker.touch(queue)
     task.result = task.add("n", len(held))
     return part.last
+
+
+def _was_tried(row: Row) -> bool:
+    return bool(row.deliveries or row.cancels or row.state == LEASED)

@@ -135,7 +135,8 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
     """Carry out `Edit`; answers how many messages were changed, and why the others were not."""
     check_headers(command.headers)
     ranges = parse_ranges(command.ids) if command.ids is not None else None
-    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=False, moving=True)
+    change = not command.dry_run
+    part = wanted(broker, queue, task, command.where, ranges, budget, thaw=change, moving=True)
     here, others = split_moving(broker, queue, command, part.rows)
     changed: list[int] = []
     for row in here:
@@ -143,10 +144,9 @@ def edit(broker: Broker, queue: Queue, task: Task, command: Edit, budget: Budget
         if extras is None:
             continue
         changed.append(row.id)
-        if not command.dry_run:
+        if change:
             row.extras = extras
-    if changed and not command.dry_run:
-        part.write_back(queue)
+    if changed and change:
         broker.touch(queue)
         why = because(command, "headers " + " ".join(sorted(command.headers)))
         broker.record("edited", queue, changed, reason=why)

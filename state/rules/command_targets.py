@@ -48,19 +48,12 @@ EXACT_RANGES_MAX = 64  # up to this many ranges are looked up exactly in the set
 
 
 class Part(msgspec.Struct):
-    """The next targets of a command. last: there are no more; cold: segments of targets that stay
-    cold, with all their rows; named: the ids that were looked up, if some may be missing."""
+    """The next targets of a command. last: there are no more; named: the ids that were looked up,
+    if some may be missing."""
 
     rows: list[Row] = []
     last: bool = False
-    cold: dict[Segment, tuple[Runs, list[Row]]] = {}
     named: Ranges = []
-
-    def write_back(self, queue: Queue) -> None:
-        """Write back changes of rows that are still cold."""
-        for segment, (runs, rows) in self.cold.items():
-            runs.replace(segment, rows, [])
-            queue.dirty = True
 
 
 # ---------------------------------------------------------------- scanning a queue
@@ -116,12 +109,13 @@ def _nearest(
 def wanted(
     broker: Broker, queue: Queue, task: Task, where: str | None, ranges: Ranges | None,
     budget: Budget, *, read: bool = False, thaw: bool = True, moving: bool = False,
+    only: Callable[[Row], bool] | None = None,
 ) -> Part:  # fmt: skip
     """The next messages for which an expression is true and whose ids are in ranges, in order of
     arrival.
 
     read: the command reads their payloads; thaw: cold ones become live; moving: include messages
-    that are moving to another broker.
+    that are moving to another broker; only: without those for which it is false.
     """
     if "end" not in task.done:
         if where is not None:
@@ -156,8 +150,11 @@ def wanted(
         if where is not None:
             verdicts = matching(broker, rows, where)
             rows = [row for row, yes in zip(rows, verdicts, strict=True) if yes]
+        if only is not None:
+            rows = [row for row in rows if only(row)]
         part.rows += rows
-        _add_cold(queue, part, runs, found.cold, rows, thaw)
+        if thaw:
+            _thaw(queue, runs, found.cold, rows)
         if following is not None:
             start = following
         elif later:
@@ -183,21 +180,15 @@ def split_moving(
     return here, broker.mesh.forward_for_moving(queue, command, ids)
 
 
-def _add_cold(
-    queue: Queue, part: Part, runs: Runs, cold: list[tuple[Segment, list[Row]]], meant: list[Row],
-    thaw: bool,
-) -> None:  # fmt: skip
-    """Thaw the rows that are meant, or add their segments to the part."""
+def _thaw(
+    queue: Queue, runs: Runs, cold: list[tuple[Segment, list[Row]]], meant: list[Row]
+) -> None:
+    """Make the rows that are meant live."""
     ids = {row.id for row in meant} if cold else set()
     for segment, rows in cold:
         here = [row for row in rows if row.id in ids]
-        if here and thaw:
+        if here:
             queue.thaw(runs, segment, here, [row for row in rows if row.id not in ids])
-        elif here:
-            before = part.cold.setdefault(segment, (runs, rows))[1]
-            if before is not rows:  # a budget ended in the segment, and it was read again
-                own = {row.id: row for row in here}
-                before[:] = [own.get(row.id, row) for row in before]
 
 
 def _meets(ranges: Ranges, first: int, last: int) -> bool:
@@ -211,10 +202,9 @@ def _meets(ranges: Ranges, first: int, last: int) -> bool:
 
 def by_ids(
     broker: Broker, queue: Queue, task: Task, ranges: Ranges, budget: Budget, *,
-    read: bool = False, thaw: bool = True, moving: bool = False,
+    read: bool = False, moving: bool = False,
 ) -> Part:  # fmt: skip
-    """The next messages of a queue whose ids are in these ranges. read, thaw, moving: see
-    `wanted`."""
+    """The next messages of a queue whose ids are in these ranges. read, moving: see `wanted`."""
     if "until" not in task.done:
         part = None if read else _all_live(queue, ranges, budget)
         if part is not None:  # most often
@@ -225,9 +215,7 @@ def by_ids(
         task.done["wide"] = spanned > max(LOOK_UP_MAX, queue.header.depth)
     ranges = _existing(broker, task, ranges)
     if task.done["wide"]:
-        return wanted(
-            broker, queue, task, None, ranges, budget, read=read, thaw=thaw, moving=moving
-        )
+        return wanted(broker, queue, task, None, ranges, budget, read=read, moving=moving)
     has_cold, most = queue.cold.rows or queue.later.rows, budget.rows
     if has_cold:  # reading a segment for each must not overdraw the budget
         most = min(most, most * PASSED_OVER // broker.limits.segment_rows + 1)
@@ -248,7 +236,7 @@ def by_ids(
         following = part.rows[n].id
         part.rows, missing = part.rows[:n], [one for one in missing if one < following]
     if has_cold and missing:
-        _find_cold(queue, part, missing, budget, thaw)
+        _find_cold(queue, part, missing, budget)
         budget.take(0, sum(row.size for row in part.rows[n:]) if read else 0)
     task.cursor, part.last = str(following or 0), following is None
     return part
@@ -300,8 +288,8 @@ def _clip(ranges: Ranges, start: int, most: int) -> tuple[Ranges, int | None]:
     return part, None
 
 
-def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget, thaw: bool) -> None:
-    """Add the named messages that are cold."""
+def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget) -> None:
+    """Add the named messages that are cold. They become live."""
     ids = set(missing)
     ranges = join_ranges([(number, number) for number in missing])
     for runs in (queue.cold, queue.later):
@@ -310,7 +298,7 @@ def _find_cold(queue: Queue, part: Part, missing: list[int], budget: Budget, tha
             meant = [row for row in rows if row.id in ids]
             part.rows += meant
             budget.take(len(rows) // PASSED_OVER)
-            _add_cold(queue, part, runs, [(segment, rows)], meant, thaw)
+            _thaw(queue, runs, [(segment, rows)], meant)
 
 
 # ---------------------------------------------------------------- acks without effect

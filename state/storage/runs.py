@@ -174,15 +174,11 @@ class Runs:
         return found
 
     def read(self, segment: Segment) -> list[Row]:
-        """Copies of a segment's rows; `replace` writes changes back. Empty if the segment was taken
-        or merged meanwhile."""
+        """The rows of a segment, which must not be changed while they are in it. Empty if the
+        segment was taken or merged meanwhile."""
         if segment.number not in self._segments:
             return []
         return self._pages.read(segment)
-
-    def look(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, which must not be changed. Writes nothing."""
-        return self._pages.look(segment)
 
     # ------------------------------------------------------------ changes
 
@@ -198,7 +194,7 @@ class Runs:
             last = group.segments[-1]
             is_small = 2 * last.rows <= self._limits.segment_rows and NO_FILTER not in seen
             if is_small and set(last.looked) <= set(seen):  # no filter has to read them again
-                rows = [*self._pages.look(last), *rows]  # they share a page with the new ones
+                rows = [*self._pages.read(last), *rows]  # they share a page with the new ones
                 seen = list(last.looked)
                 self._delete(group, last)
             else:
@@ -234,21 +230,17 @@ class Runs:
         segment = self._first
         if segment is None:
             return []
-        rows = self._pages.look(segment)
+        rows = self._pages.read(segment)
         self._leave(segment, rows)
         return rows
 
     def replace(self, segment: Segment, rows: Sequence[Row], gone: Sequence[Row]) -> None:
-        """Replace a segment's rows by some of them, maybe changed, in order; maybe none. gone: the
-        others."""
+        """Remove some of a segment's rows. rows: the others; maybe none."""
         n = len(rows) + len(gone)
         assert n == segment.rows, f"segment {segment.number} has {segment.rows} rows, not {n}"
         if not rows:
             self._leave(segment, gone)
             return
-        first, last = segment.first, segment.last
-        assert first <= self.by(rows[0]), f"segment {segment.number}: a row is below its range"
-        assert self.by(rows[-1]) <= last, f"segment {segment.number}: a row is above its range"
         self._ids.remove([row.id for row in gone])
         self.rows -= segment.rows - len(rows)
         self.bytes -= segment.bytes

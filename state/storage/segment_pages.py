@@ -28,21 +28,17 @@ class SegmentPages:
         self.unwritten: dict[int, Segment] = {}  # in memory only
 
     def read(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, as copies."""
-        self.write(segment)
-        page = self._store.get(f"{self._prefix}{segment.number}")
-        assert page is not None, f"page {self._prefix}{segment.number} of rows is missing"
-        rows = _decode_rows(page)
-        return rows[segment.skip :] if segment.skip else rows
-
-    def look(self, segment: Segment) -> list[Row]:
-        """The rows of a segment, which must not be changed. Writes nothing."""
+        """The rows of a segment, which must not be changed while they are in it."""
         rows = self._in_memory.get(segment.number)
-        return self.read(segment) if rows is None else rows
+        if rows is None:
+            page = self._store.get(f"{self._prefix}{segment.number}")
+            assert page is not None, f"page {self._prefix}{segment.number} of rows is missing"
+            rows = _decode_rows(page)[segment.skip :]
+        return rows
 
     def load(self, segment: Segment) -> list[Row]:
         """The rows of a segment, which stay in memory."""
-        rows = self._in_memory[segment.number] = self.look(segment)
+        rows = self._in_memory[segment.number] = self.read(segment)
         return rows
 
     def keep(self, segment: Segment, rows: list[Row]) -> None:

@@ -33,7 +33,7 @@ def check(runs: Runs) -> None:
     ids: set[int] = set()
     by, segments = runs.by, list(runs._segments.values())
     for segment in segments:
-        rows = runs.look(segment)
+        rows = runs.read(segment)
         if segment.number not in runs._pages.unwritten:
             assert all(row.block for row in runs._pages.read(segment))
         keys = [by(row) for row in rows]
