@@ -28,6 +28,7 @@ _ONE_MORE = "counts the first delivery too, so one more"
 _SEND_TTL = "send(ttl=) for one message"
 _DMQ = "a queue of the same VPN"
 _MS = "milliseconds there, seconds here; write 30s"
+_FROM = "epoch is earliest, now is latest; epoch by default"
 _LATER = "give delay to send()"
 _LEVELS = "levels are separated by /; * is one level, > the rest"
 
@@ -114,7 +115,8 @@ WORDS = (
     Word("retention.ms", "Kafka", "expiration", _MS),
     Word("retention.bytes", "Kafka", "max_spool_usage", "new messages are refused; old ones stay"),
     Word("max.message.bytes", "Kafka", "max_message_size"),
-    Word("auto.offset.reset", "Kafka", "", "a new topic is read from its beginning"),
+    Word("auto.offset.reset", "Kafka", "recovery_point", _FROM),
+    Word("share.auto.offset.reset", "Kafka", "recovery_point", _FROM),
     Word("cleanup.policy", "Kafka", "", "max_spool_usage: 0 keeps only the last of all messages"),
     Word("group.id", "Kafka", "", "define a queue for each group, all with one underlying_topic"),
 )  # fmt: skip
