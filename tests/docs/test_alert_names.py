@@ -20,7 +20,7 @@ from lakequeue.protocol.outputs import ALERTS, is_alert
 
 STATE = Path(lakequeue.__file__).parent / "state"
 SAYS_THEM = STATE / "phases" / "alerts.py"
-TABLE = ("_watch_broker", "what")  # lists its levels in a table, `levels`
+TABLE = ("_watch_broker", "what")  # lists its levels in a table, `names`
 NO_ALERTS = {"bridge_cleared"}  # H3: a blocked bridge continues; nothing fills up
 
 
@@ -49,7 +49,7 @@ def test_the_core_raises_exactly_the_alerts_of_the_table() -> None:
             said.add(ast.literal_eval(call.args[0]))
     for node in ast.walk(ast.parse(SAYS_THEM.read_text())):
         match node:
-            case ast.Assign(targets=[ast.Name(id="levels")]):
+            case ast.Assign(targets=[ast.Name(id="names")]):
                 said |= strings(node.value)
     assert said == ALERTS
 
