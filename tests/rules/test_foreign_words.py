@@ -42,7 +42,7 @@ def of_a_queue(key: str) -> str:
     ("eta", "Celery's word: give deliver_at to send()"),
     ("durable", "RabbitMQ's word: every queue is durable"),
     ("share.delivery.count.limit", "Kafka's word for max_deliveries"),
-    ("share.auto.offset.reset", "Kafka's word for recovery_point (epoch is earliest, now is latest"),
+    ("share.auto.offset.reset", "Kafka's word for recovery_point (epoch is earliest,"),
     ("auto.offset.reset", "Kafka's word for recovery_point"),
     ("session.timeout.ms", "Kafka's word for heartbeat_timeout of system"),
     ("max_retries", "Celery's word for max_cancels"),
