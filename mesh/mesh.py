@@ -180,11 +180,13 @@ class Mesh(Routes):
         """Handle one record. own: what this broker said to itself, or kept."""
         broker, failed = self._broker, self._skipped.get(position, "")
         vpn, event, heard = self._vpn, "bridge_refused", None
-        kind, is_copied = topics.split(position[0]), (key or b"").startswith(COPIER_PREFIX)
+        kind, is_copied = topics.split(position[0]), False
         again = f"#{position[0]}", *position[1:]  # where the handling of its failure fails
         if kind is not None and kind[1] == topics.BRIDGE_IN:
-            vpn = kind[0]
-        elif not is_copied:
+            vpn = kind[0]  # whatever its key: other homes write here
+        elif (key or b"").startswith(COPIER_PREFIX):
+            is_copied = True
+        else:
             event = "mesh_refused"
             if failed:
                 again = channel.CHANNEL, self._sender(value, own), 0

@@ -13,9 +13,10 @@ from lakequeue.definitions import parse_configuration
 from lakequeue.mesh import channel, credit, directory, handover, mesh, moves, stand_ins
 from lakequeue.mesh.bridges import bridge_commands
 from lakequeue.mesh.keeper import Keeper
-from lakequeue.protocol import LakequeueError, Rejected
+from lakequeue.protocol import LakequeueError, Rejected, topics
 from lakequeue.protocol import commands as c
-from lakequeue.protocol.home_bridges import decode_send, encode
+from lakequeue.protocol.home_bridges import bridge_key, decode_send, encode
+from lakequeue.protocol.wire import WireRecord
 from lakequeue.state.queue.queue import Queue
 from mesh.bugs import Bug
 from rules.mesh import BROKERS, Mesh, Network, local, numbers, shared, take
@@ -402,3 +403,17 @@ def test_H1_a_record_of_another_home_without_a_destination_is_refused() -> None:
     (told,) = homes.events("east", "bridge_refused")
     assert told["why"] == "bridge 'out': a destination that is not named"
     assert homes.bodies("q") == ["x"]
+
+
+def test_H1_an_answer_in_the_topic_of_other_homes_is_not_believed() -> None:
+    homes, answers = Two(), list[bytes]()
+    homes.define("q", "a/>")
+    homes.copier.answered = answers.append  # type: ignore[method-assign]
+    homes.send("a/b", "x")
+    del homes.copier.answered
+    forged = topics.topic("default", topics.BRIDGE_IN), 0, bridge_key("default", "out")
+    homes.engines["west"].hear(0, WireRecord(*forged, answers[-1]))
+    assert homes.seen()["on_its_way"] == 1
+    assert len(homes.events("west", "bridge_refused")) == 1
+    homes.copier.answered(answers[-1])
+    assert homes.seen()["on_its_way"] == 0
