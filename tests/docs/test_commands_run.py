@@ -39,7 +39,7 @@ ELSEWHERE = {
     r"kafka-1:9092|bootstrap kafka:9092|localhost:19092": "needs a cluster",
     r"^docker |^kubectl |engine\.log": "needs a cluster, or its log",
     r"lakequeue submit": "needs a cluster; tests/job/test_standalone.py has one",
-    r"--master MASTER": "needs a cluster; tests/platform/test_doctor.py has answers",
+    r"doctor --config FILE": "needs a file of several brokers; tests/platform/test_doctor.py",
     r"lakequeue move-queue|lakequeue brokers --": "several brokers: tests/job/test_standalone.py",
     r"lakequeue at 2026": "a time when nothing ran here; tests/cli goes to others",
     r"lakequeue move orders orders-2": "a queue that the quickstart does not define",
